@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.schema import PackedRow, Schema
+from async_loader.schema import Schema
 from async_loader.source import Window
 
 _LINE = 64  # a cache line; also the alignment that torch's kernels prefer
@@ -25,7 +25,6 @@ class Region:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int
-    strides: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +39,11 @@ class BatchLayout:
         One per leaf.
     nbytes : int
         Size of the block.
-    stride : int
-        Bytes from row to row if the rows are packed, 0 if every field is contiguous.
     """
 
     structure: tree.Structure
     regions: tuple[Region, ...]
     nbytes: int
-    stride: int = 0
 
     @classmethod
     def contiguous(cls, schema: Schema, rows: int) -> BatchLayout:
@@ -64,43 +60,13 @@ class BatchLayout:
             end += -(-math.prod(shape) * field.dtype.itemsize // _LINE) * _LINE
         return cls(schema.structure, tuple(regions), max(end, _LINE))
 
-    @classmethod
-    def packed(cls, schema: Schema, rows: int) -> BatchLayout:
-        """Lay out whole rows one after the other; the arrays are strided views."""
-        row = PackedRow.of(schema.fields)
-        regions = tuple(
-            Region(
-                f.name,
-                f.dtype,
-                (rows, *f.shape),
-                offset,
-                (row.stride, *_strides(f.shape, f.dtype.itemsize)),
-            )
-            for f, offset in zip(schema.fields, row.offsets, strict=True)
-        )
-        return cls(schema.structure, regions, rows * row.stride, row.stride)
-
     def views(self, root: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
         """Return one array per region on the memory of ``root``; each keeps ``root`` alive."""
-        return [np.ndarray(r.shape, r.dtype, root, r.offset, r.strides) for r in self.regions]
+        return [np.ndarray(r.shape, r.dtype, root, r.offset) for r in self.regions]
 
     def window(self, root: npt.NDArray[np.uint8], start: int, stop: int) -> Window:
         """Return rows ``start`` to ``stop`` of every field."""
-        packed = None
-        if self.stride:
-            packed = root[start * self.stride : stop * self.stride].reshape(
-                stop - start, self.stride
-            )
-        return Window([view[start:stop] for view in self.views(root)], packed)
+        return Window([view[start:stop] for view in self.views(root)])
 
     def rebuild(self, values: Sequence[Any]) -> Any:
         return tree.rebuild_batch(self.structure, values)
-
-
-def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    step = itemsize
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))

@@ -34,23 +34,12 @@ def examine() -> list[Finding]:
         _accelerator(),
         Finding(
             "cores",
-            str(
-                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-            ),
+            str(len(os.sched_getaffinity(0))),
         ),
         _memory(),
         _descriptors(),
         _kernels(),
         Finding("start method", multiprocessing.get_start_method()),
-        _mechanism(
-            "memfd", hasattr(os, "memfd_create"), "batches lie in POSIX shared memory instead"
-        ),
-        _mechanism(
-            "pidfd",
-            hasattr(os, "pidfd_open"),
-            "deaths are seen through multiprocessing's sentinels instead",
-        ),
-        _mechanism("eventfd", hasattr(os, "eventfd"), "the end flag is a pipe instead"),
         _extras(),
     ]
 
@@ -143,7 +132,3 @@ def _kernels() -> Finding:
     return Finding(
         "compiled kernels", folder or "no folder for them can be written", "" if folder else REMEDY
     )
-
-
-def _mechanism(name: str, there: bool, instead: str) -> Finding:
-    return Finding(name, "yes" if there else "no", "" if there else instead)

@@ -84,11 +84,6 @@ _main = threading.main_thread().ident
 _ident = threading.get_ident
 
 
-def held_back() -> bool:
-    """Return True if a signal that arrives now in the calling thread is deferred."""
-    return _section is not None and _ident() == _main
-
-
 class SignalsDeferred:
     """``with SignalsDeferred():`` no signal handler runs, and so none raises, within the block.
 

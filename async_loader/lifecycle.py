@@ -92,19 +92,6 @@ class Deadline:
         return self._at is not None and self._clock() >= self._at
 
 
-def _pair() -> tuple[int, int]:
-    """Return a descriptor to poll and one to write to; the same eventfd on Linux,
-    a pipe elsewhere.
-    """
-    if hasattr(os, "eventfd"):
-        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        return fd, fd
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    return reader, writer
-
-
 def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
     """Wait until a descriptor is readable or hung up and return all such; empty on timeout."""
     poll = select.poll()
@@ -114,30 +101,40 @@ def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
     return {fd for fd, _ in poll.poll(timeout_ms)}
 
 
-class _FdPair:
-    """A descriptor to wait on and one to write to, which may be the same; each is closed once."""
+class EventFd:
+    """A descriptor that is readable once rung.
 
-    _read: int
-    _write: int
+    Clear it under the lock that guards the state, check, then wait: no wake-up is lost.
+    """
+
+    def __init__(self) -> None:
+        with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
+            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def fileno(self) -> int:
-        return self._read
+        return self._fd
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        """Close the descriptors. No thread may wait on them any more."""
-        fds = {self._read, self._write}
+        """Close the descriptor. No thread may wait on it any more."""
         # first: an interrupt between here and the end cannot make a number be closed twice
-        self._read = self._write = -1
-        for fd in fds:
-            if fd >= 0:
-                os.close(fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not finalizing() and hasattr(self, "_write"):
+        if not finalizing() and hasattr(self, "_fd"):
             self.close()
 
 
-class EndFlag(_FdPair):
+class EndFlag(EventFd):
     """Raised once, never lowered, and visible to every thread and process that polls it.
 
     The descriptor is written and never read, so it stays readable for all waiters. It is no end of
@@ -145,8 +142,7 @@ class EndFlag(_FdPair):
     """
 
     def __init__(self) -> None:
-        with SignalsDeferred():  # an interrupted call would leave descriptors that no object owns
-            self._read, self._write = _pair()
+        super().__init__()
         self._raised = False
         self._wake: list[Callable[[], None]] = []
 
@@ -165,32 +161,11 @@ class EndFlag(_FdPair):
         self._raised = True
         for wake in self._wake:
             wake()
-        if self._write >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._write, (1).to_bytes(8, "little"))
+        if self._fd >= 0:
+            self.ring()
 
     def is_set(self) -> bool:
         return self._raised
-
-
-class EventFd(_FdPair):
-    """Readable once rung.
-
-    Clear it under the lock that guards the state, check, then wait: no wake-up is lost.
-    """
-
-    def __init__(self) -> None:
-        with SignalsDeferred():
-            self._read, self._write = _pair()
-
-    def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._write, (1).to_bytes(8, "little"))
-
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self._read, 4096)) == 4096:
-                continue
 
 
 class AutoResetEvent:
@@ -340,22 +315,3 @@ class StateTable(Generic[S]):
                 return False
             self.state = state
             return True
-
-
-class State(enum.Enum):
-    """State of a loader. `MOVES` holds the legal moves."""
-
-    NEW = "new"
-    RUNNING = "running"
-    BROKEN = "broken"
-    CLOSING = "closing"
-    CLOSED = "closed"
-
-
-MOVES: dict[State, set[State]] = {
-    State.NEW: {State.RUNNING, State.CLOSING},
-    State.RUNNING: {State.BROKEN, State.CLOSING},
-    State.BROKEN: {State.CLOSING},
-    State.CLOSING: {State.CLOSED},
-    State.CLOSED: set(),
-}

@@ -17,7 +17,7 @@ import numpy as np
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
 from async_loader.errors import CannotSend, ConfigError, Unsupported, require
-from async_loader.lifecycle import State, seconds, seconds_or_none
+from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
@@ -31,7 +31,6 @@ from async_loader.stats import LoaderStats
 from async_loader.table import Table, is_table
 from async_loader.validation import (
     callable_or_none,
-    check_descriptors,
     context_of,
     one_of,
     refuse_start_in_child,
@@ -191,7 +190,6 @@ class AsyncDataLoader(Generic[B]):
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
         own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
-        check_descriptors(self.num_workers if worker_type == "process" else 0)
         backend = _backend(device)
         buffers = _buffers(into, backend, batch_format)
         self._source = as_source(data_source, seed)
@@ -266,7 +264,7 @@ class AsyncDataLoader(Generic[B]):
     @property
     def closed(self) -> bool:
         """Whether `close` was called. A loader whose source has ended is not closed by that."""
-        return self._engine.core.life.state in (State.CLOSING, State.CLOSED)
+        return self._engine.core.state in ("closing", "closed")
 
     @explain_wrong_names
     def update_priorities(self, index: Any, priority: Any) -> Applied:
@@ -343,15 +341,12 @@ class AsyncDataLoader(Generic[B]):
         # at interpreter shutdown all loaders have been closed already
         if finalizing() or engine is None:
             return
-        if (
-            engine.core.life.state in (State.RUNNING, State.BROKEN)
-            and os.getpid() == engine.core.pid
-        ):
+        if engine.core.state in ("running", "broken") and os.getpid() == engine.core.pid:
             text = f"{self!r} was dropped without close(): close it, or use it in a with block"
             warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
-        state = self._engine.core.life.state.value if hasattr(self, "_engine") else "unbuilt"
+        state = self._engine.core.state if hasattr(self, "_engine") else "unbuilt"
         return (
             f"<AsyncDataLoader batch_size={self.batch_size} num_workers={self.num_workers} "
             f"device={self.device} {state}>"

@@ -1,11 +1,6 @@
 """Hooks for process exit and fork:
 closes registered loaders at exit and adjusts them around a fork.
 
-# NOTE [forks]
-All hooks of forks are registered here, each at a `ForkStep`, so that they run in one order,
-whatever was imported first. Only `interrupts` has one of its own: it lies below this module, and
-its hook touches nothing of the others.
-
 # NOTE [exit]
 multiprocessing ends its daemonic children when a process exits, be it the main one (by atexit) or a
 `Process` (which runs no atexit at all). Workers are such children, and their pool would take that
@@ -25,9 +20,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from enum import IntEnum
-from functools import partial
 from multiprocessing import util  # registers its own exit function, before ours
 from typing import Any, NoReturn, Protocol
 
@@ -44,63 +36,12 @@ AFTER = _FIRST - 1
 _EXIT_TIMEOUT_S = 3.0  # at the interpreter's exit, also after Ctrl-C, also if a source blocks
 
 
-class ForkStep(IntEnum):
-    """The steps of a fork: before it from the first to the last, after it from the last to the
-    first. See NOTE [forks].
-    """
-
-    IMPORTS = 0  # another thread completes its import of torch
-    KERNELS = 1  # no thread compiles
-    TABLES = 2  # in the child: tables get locks of their own
-    LOADERS = 3  # leased slots are retired; in the child loaders close the parent's descriptors
-
-
-_hooks: dict[ForkStep, list[tuple[Callable[[], None], ...]]] = {step: [] for step in ForkStep}
-
-
-def _nothing() -> None: ...
-
-
-def at_fork(
-    step: ForkStep,
-    before: Callable[[], None] = _nothing,
-    after_in_parent: Callable[[], None] = _nothing,
-    after_in_child: Callable[[], None] = _nothing,
-) -> None:
-    """Call these at every fork from now on, as `os.register_at_fork` does, at a step of their
-    own.
-    """
-    _hooks[step].append((before, after_in_parent, after_in_child))
-
-
-def _run(step: ForkStep, which: int) -> None:
-    with contextlib.ExitStack() as all_of_them:  # each is called, also if another raises
-        for hooks in reversed(_hooks[step]):
-            all_of_them.callback(hooks[which])
-
-
-for _step in reversed(ForkStep):  # of these, Python calls the last first before a fork
-    os.register_at_fork(
-        before=partial(_run, _step, 0),
-        after_in_parent=partial(_run, _step, 1),
-        after_in_child=partial(_run, _step, 2),
-    )
-
-
-package_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads of loaders, which never add data to a source."""
-_STAGES = tuple(
+STAGES = tuple(
     f"async-loader-{stage}" for stage in ("producer", "worker-pool", "streamer", "worker-")
 )
-
-
-def note_own_threads() -> None:
-    """Add the loaders' threads that run now. Threads that take in rows, of other processes or of
-    a feeder, do not count.
-    """
-    package_threads.update(
-        thread for thread in threading.enumerate() if thread.name.startswith(_STAGES)
-    )
+"""How the names of loaders' threads begin, which never add data to a source. Threads that take in
+rows, of other processes or of a feeder, do not count.
+"""
 
 
 class ProcessResource(Protocol):
@@ -167,4 +108,8 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_close_all)
-at_fork(ForkStep.LOADERS, _around_fork_in_parent, _around_fork_in_parent, _after_fork_in_child)
+os.register_at_fork(
+    before=_around_fork_in_parent,
+    after_in_parent=_around_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

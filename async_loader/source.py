@@ -151,12 +151,9 @@ class Window:
     ----------
     fields : list of arrays [rows, ...]
         One per field of the reader's schema, in its order; may be strided.
-    packed : uint8 array [rows, stride] | None
-        The same memory as packed rows, if the batch has that layout.
     """
 
     fields: list[npt.NDArray[Any]]
-    packed: npt.NDArray[np.uint8] | None = None
 
 
 class Reader(Protocol):
@@ -204,7 +201,10 @@ class Source(Protocol):
         """
 
     def reader(self) -> Reader | None:
-        """Return the reader of ``Rows`` plans; ``None`` for sources that never plan rows."""
+        """Return the reader of ``Rows`` plans; ``None`` for sources that never plan rows.
+
+        Worker threads ask for one each: another one, or one that they may use at the same time.
+        """
 
     def update_priorities(
         self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]

@@ -4,9 +4,7 @@ array paths run without it.
 
 from __future__ import annotations
 
-import importlib
 import sys
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -16,14 +14,12 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.validation import check_ids
 
 if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeIs
 
-_FORK_TIMEOUT_S = 30.0
 _PARALLEL_FROM = 32_768
 """Elements from which torch divides a copy among threads: at::internal::GRAIN_SIZE."""
 _torch: Any = None  # set once torch is fully imported
@@ -62,34 +58,6 @@ def tensor_types() -> tuple[type, ...]:
     """Return the exact types of plain tensors; empty if torch is not loaded."""
     torch = loaded_torch()
     return () if torch is None else (torch.Tensor, torch.nn.Parameter)
-
-
-def _before_fork() -> None:
-    """Wait for another thread's import of torch to finish:
-    the child would inherit it half done for ever.
-    """
-    if "torch" not in sys.modules or loaded_torch() is not None or _is_importing_torch():
-        return
-    thread = threading.Thread(target=_import_torch, name="async-loader-torch", daemon=True)
-    thread.start()
-    thread.join(_FORK_TIMEOUT_S)
-
-
-def _import_torch() -> None:
-    importlib.import_module("torch")  # waits for the importing thread
-
-
-def _is_importing_torch() -> bool:
-    """Whether the calling thread is importing torch: the import itself may fork."""
-    frame = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name == "<module>":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-at_fork(ForkStep.IMPORTS, _before_fork)
 
 
 _NUMPY: dict[Any, np.dtype[Any]] = {}
@@ -349,7 +317,7 @@ def reduced(obj: object) -> Any:
     if torch is None:
         return NotImplemented
     if not isinstance(obj, torch.Tensor):
-        return _reduced_storage(obj, torch)
+        return NotImplemented
     if type(obj) in (torch.Tensor, torch.nn.Parameter):
         if obj.is_meta or obj.is_nested:
             return NotImplemented  # torch's own
@@ -435,34 +403,3 @@ def from_subclass(
     tensor = from_parts(array, dtype).as_subclass(kind)
     vars(tensor).update(attributes)
     return tensor
-
-
-def _reduced_storage(obj: object, torch: ModuleType) -> Any:
-    """Reduce the storage of a tensor, which torch would write into the pickle."""
-    if isinstance(obj, torch.storage.TypedStorage) and obj.device.type == "cpu":
-        return _typed_storage, (_bytes_of(obj._untyped_storage, torch), obj.dtype)
-    if isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
-        return _untyped_storage, (_bytes_of(obj, torch),)
-    return NotImplemented
-
-
-def _bytes_of(storage: torch.UntypedStorage, torch: ModuleType) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-    return array
-
-
-def _untyped_storage(array: np.ndarray[Any, Any]) -> Any:
-    import torch
-
-    return (
-        torch.empty(0, dtype=torch.uint8).untyped_storage()
-        if not len(array)
-        else as_tensor(array).untyped_storage()
-    )
-
-
-def _typed_storage(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Any:
-    import torch
-
-    typed: Any = torch.storage.TypedStorage
-    return typed(wrap_storage=_untyped_storage(array), dtype=dtype, _internal=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, ResourceLimit
+from async_loader.errors import ConfigError
 
 MOST = 1 << 53
 """The largest count and size: limiters and rates reckon with floats, which skip integers above."""
@@ -73,28 +73,6 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
             f"{', '.join(multiprocessing.get_all_start_methods())}"
         )
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
-
-
-_FDS_PER_WORKER = 6
-_FDS_PER_LOADER = 12
-
-
-def check_descriptors(num_workers: int) -> None:
-    """Raise ResourceLimit if there are too few file descriptors, before any process starts."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _FDS_PER_LOADER + (_FDS_PER_WORKER * num_workers if num_workers > 1 else 0)
-    try:
-        used = len(os.listdir("/proc/self/fd"))
-    except OSError:
-        return
-    if limit != resource.RLIM_INFINITY and used + needed > limit:
-        raise ResourceLimit(
-            f"{num_workers} workers need about {needed} file descriptors, {max(0, limit - used)} "
-            f"of {limit} are left: "
-            "raise the limit (ulimit -n) or use fewer workers"
-        )
 
 
 def refuse_start_in_child() -> None:

@@ -269,7 +269,7 @@ class FakeBackend:
     def open(self) -> None:
         self._local.stream = self.side
 
-    def register(self, memory: Bytes, unit: int) -> bool:
+    def register(self, memory: Bytes) -> bool:
         with self._lock:
             self.registrations += 1
             if self._mapping_of(memory.ctypes.data, memory.nbytes) is not None:
@@ -484,7 +484,7 @@ def _nothing() -> None:
 
 
 def _view(memory: Bytes, region: Region) -> npt.NDArray[Any]:
-    return np.ndarray(region.shape, region.dtype, memory, region.offset, region.strides)
+    return np.ndarray(region.shape, region.dtype, memory, region.offset)
 
 
 def _read(memory: Bytes, region: Region) -> npt.NDArray[Any]:

@@ -30,7 +30,6 @@ from typing import Any
 
 import async_loader
 from async_loader import interrupts
-from async_loader.interrupts import held_back
 
 PACKAGE = os.path.dirname(os.path.abspath(async_loader.__file__)) + os.sep
 _BESIDE = tuple(
@@ -104,7 +103,7 @@ class _Tracer:
         return self._local
 
     def _pass(self, frame: FrameType) -> None:
-        if held_back() or frame.f_code.co_filename == interrupts.__file__:
+        if interrupts._section is not None or frame.f_code.co_filename == interrupts.__file__:
             return
         self.seen += 1
         if self.seen == self._left:

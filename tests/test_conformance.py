@@ -139,12 +139,6 @@ def by_position(self, index, into, seed):
     into.fields[1][...] = 0
 
 
-def wrong_when_packed(self, index, into, seed):
-    Base.read(self, index, into, seed)
-    if into.packed is not None:
-        into.packed[:, 0] = 1
-
-
 def moody(self, index, into, seed):
     into.fields[0][...] = np.random.random(into.fields[0].shape)
     into.fields[1][...] = 0
@@ -195,7 +189,6 @@ BROKEN = {
     "forgets a row": (broken(read=forgets_a_row), "unwritten"),
     "changes its index": (broken(read=changes_index), "changes the index"),
     "reads by position": (broken(read=by_position), "part by part differ"),
-    "ignores what packed is": (broken(read=wrong_when_packed), "packed batch differs"),
     "never the same": (broken(read=moody), "something else each time"),
     "returns instead of filling": (broken(read=lambda s, i, w, seed: [1]), "read returned list"),
     "fetches too few": (

@@ -76,7 +76,6 @@ _DELIVERY = {
     "pipeline.device.streamer",
     "pipeline.device.backend",
     "pipeline.device.cuda_backend",
-    "pipeline.device.torch_backend",
     "pipeline.batches.arena",
     "pipeline.workers.work",
     "dataset",

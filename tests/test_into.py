@@ -184,31 +184,24 @@ def refused(into, match, data=None, **arguments):
 def test_what_is_no_tensor_to_write_into_is_refused():
     x = torch.empty(B, 3)
     refused({}, "into is empty")
-    refused([], "into= is an empty list")
-    refused([{"x": x}, x], "a list with a Tensor in it")
-    refused(x, "into= is Tensor")
+    refused([], "into= is empty")
+    refused([{"x": x}, x], "into= is a list")
+    refused(x, "into= is a Tensor")
     refused({"x": None}, "into['x'] is None")
     refused({"x": x.numpy()}, "give torch.from_numpy(array)")
-    refused({"x": x.clone().requires_grad_()}, "into['x'] requires a gradient")
-    refused({"x": torch.empty(B, 1).expand(B, 3)}, "expand")
+    refused({"x": x.clone().requires_grad_()}, "with a gradient")
     refused(
         {"x": torch.empty(B, 3, device="meta")},
         "on device 'meta', and this field is delivered on cpu",
     )
     refused({"x": torch.empty(B, 3).to_sparse()}, "a sparse coo tensor")
-    with torch.inference_mode():
-        made = torch.empty(B, 3)
-    refused({"x": made}, "torch.inference_mode()")
     refused({"x": x}, "leave batch_format out", batch_format="numpy")
 
 
-def test_dicts_of_different_fields_or_on_the_same_memory_are_refused():
+def test_dicts_on_the_same_memory_are_refused():
     a, b = given_tensors(), given_tensors()
-    refused([a, {"x": b["x"]}], "field 'i' is in into[0] and not in into[1]")
-    refused([a, a], "into[0]['x'] and into[1]['x'] overlap in memory")
-    refused([a, b | {"x": a["x"].T.contiguous().T, "i": a["i"]}], "into[0]['i'] and into[1]['i']")
-    long = torch.empty(2 * B - 1)
-    refused({"x": long[:B], "i": long[B - 1 :]}, "into['x'] and into['i'] overlap")
+    refused([a, a], "into[0]['x'] and into[1]['x'] are the same memory")
+    refused([a, b | {"i": a["i"]}], "into[0]['i'] and into[1]['i'] are the same memory")
 
 
 # -- on a device -----------------------------------------------------------------------------------
@@ -235,7 +228,7 @@ def test_on_a_device_batches_come_in_the_given_arrays(how, count):
 
 @settings(max_examples=30)
 @given(st.integers(1, 3), st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9)), max_size=12))
-def test_small_batches_of_a_table_go_straight_into_the_given_arrays(count, steps):
+def test_small_batches_of_a_table_come_in_the_given_arrays(count, steps):
     """Whatever stream each `next` and its kernel run on, and however late the device is."""
     fake = FakeBackend()
     buffers = [on(fake) for _ in range(count)]
@@ -251,7 +244,7 @@ def test_small_batches_of_a_table_go_straight_into_the_given_arrays(count, steps
                     batch = next(loader)
                     seen.append((batch["index"], fake.launch(batch["i"], batch["x"])))
                 fake.advance(streams[which], ran)
-            assert fake.copies == before + 2 * len(steps)  # of i and x, and none of a block
+            assert fake.copies == before + len(steps)  # of the block
             for stream in streams:
                 fake.drain(stream)
     for index, result in seen:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from async_loader import tensors
+from async_loader.dataset.bookmarks import has_state
 from async_loader.errors import ConfigError
+from async_loader.source import END
 
 LastBatch = Literal["keep", "drop", "roll_over"]
 
@@ -19,44 +24,6 @@ def shuffled(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(n)
 
 
-class Snapshots:
-    """What the states of one epoch say of its order. Epochs that are under way at once have one
-    each.
-
-    Parameters
-    ----------
-    entered : sequence, an attribute too
-        Indices that were left of the epoch before.
-
-    Attributes
-    ----------
-    kept : deque of tuple
-        For each batch that was drawn and is not delivered yet, the number of the batch behind it,
-        and the state in which the sampler was between the two.
-    generator : Any
-        The state of the sampler's generator when the epoch began.
-    drawn_from : list of int | None
-        The state of torch's global generator that the order is drawn from, once it is known.
-    left : Any
-        The state of the sampler behind the batch that was drawn last.
-    """
-
-    def __init__(self, entered: Any = ()) -> None:
-        self.kept: deque[tuple[int, Any]] = deque()
-        self.entered = entered
-        self.generator: Any = None
-        self.drawn_from: list[int] | None = None
-        self.left: Any = None
-
-    def delivered(self, upto: int) -> None:
-        """The batches before this number have reached the consumer. Safe to repeat: a signal may
-        have cut the call before.
-        """
-        kept = self.kept
-        while kept and kept[0][0] < upto:
-            kept.popleft()
-
-
 class Batches:
     """What makes the tasks of an epoch, one a batch.
 
@@ -64,14 +31,9 @@ class Batches:
     ----------
     in_range : bool
         The tasks are arrays of indices that need not be checked.
-    snapshots : Snapshots
-        Of the epoch that began last.
     """
 
     in_range = False
-
-    def __init__(self) -> None:
-        self.snapshots = Snapshots()
 
     def __len__(self) -> int:
         raise TypeError("the number of batches is not known")
@@ -86,17 +48,18 @@ class Batches:
     def seed(self, seed: int) -> None:
         """The seed that orders of our own are made from."""
 
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        """What `load` needs beside the number of batches that were delivered.
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
+        """What `load` needs beside the number of batches that were delivered, of the epoch that
+        began last.
 
         Parameters
         ----------
-        snapshots : Snapshots
-            Of the epoch.
+        upto : int
+            Batches that were delivered.
         finished : bool
             All of them were: what is next is the next epoch.
         """
-        raise NotImplementedError
+        return None
 
     def load(self, state: Any) -> None:
         """Continue with the next `epoch` where `state` was called."""
@@ -119,7 +82,6 @@ class IndexBatches(Batches):
     def __init__(
         self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool
     ) -> None:
-        super().__init__()
         self._n, self._size, self._last, self._seed, self._shuffle = (
             n,
             batch_size,
@@ -127,7 +89,7 @@ class IndexBatches(Batches):
             seed,
             shuffle,
         )
-        self._carried = np.empty(0, np.int64)
+        self._carried = self._entered = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         if self._size is None:
@@ -138,7 +100,7 @@ class IndexBatches(Batches):
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
         size = self._size
-        self.snapshots = Snapshots(self._carried)
+        self._entered = self._carried
         if size is None:
             return iter(index[start:].tolist())
         if self._last == "roll_over":
@@ -152,12 +114,9 @@ class IndexBatches(Batches):
         )
         return map(index.__getitem__, cuts)
 
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        return (
-            (self._carried if finished else snapshots.entered).tolist()
-            if self._last == "roll_over"
-            else None
-        )
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
+        left = self._carried if finished else self._entered
+        return left.tolist() if self._last == "roll_over" else None
 
     def seed(self, seed: int) -> None:
         self._seed = seed
@@ -171,7 +130,6 @@ class StreamBatches(Batches):
     """An iterable dataset orders itself; what there is to know is its length, where it has one."""
 
     def __init__(self, dataset: Any, batch_size: int | None, *, drop: bool) -> None:
-        super().__init__()
         self._dataset, self._size, self._drop = dataset, batch_size, drop
 
     def __len__(self) -> int:
@@ -179,9 +137,6 @@ class StreamBatches(Batches):
         if self._size is None:
             return n
         return n // self._size if self._drop else -(-n // self._size)
-
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
-        return None
 
 
 def check_last(last: str, batch_size: int | None) -> None:
@@ -191,3 +146,201 @@ def check_last(last: str, batch_size: int | None) -> None:
             f"last_batch is {last!r} and batch_size is None: there are no batches, leave "
             "last_batch out"
         )
+
+
+class SamplerBatches(Batches):
+    """A sampler of the user's gives the items' indices, or a batch sampler whole batches.
+
+    A state is that of the sampler's generator when the epoch began, or that of the sampler behind
+    the first batch of it: one that counts may keep the last epoch's count until then. Going on
+    passes over the other batches that were given.
+
+    Parameters
+    ----------
+    sampler : iterable
+    batch_size : int | None
+        ``None``: what the sampler gives is a task as it is.
+    """
+
+    def __init__(self, sampler: Iterable[Any], batch_size: int | None, last: LastBatch) -> None:
+        self._sampler: Any = sampler
+        self._inner: Any = getattr(sampler, "sampler", sampler)
+        """The sampler within a batch sampler of torch's kind."""
+        self._size, self._last = batch_size, last
+        self._carried: list[Any] = []
+        self._loaded: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._entered: dict[str, Any] | None = None
+        self._record: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        n = len(self._sampler)
+        if self._size is None:
+            return n
+        n += len(self._carried)
+        return -(-n // self._size) if self._last == "keep" else n // self._size
+
+    def set_epoch(self, number: int) -> None:
+        for one in {id(one): one for one in (self._sampler, self._inner)}.values():
+            tell = getattr(one, "set_epoch", None)
+            if tell is not None:
+                tell(number)
+
+    def epoch(self, number: int, start: int) -> Iterator[Any]:
+        self.restore()
+        resumed, self._resumed = self._resumed, None
+        before, stateful = self._record, self._stateful is not None
+        record = self._record = resumed or self._now()
+        self._entered = record
+        if resumed is None and stateful and before is not None:
+            self._entered = {**before, "passed": True}
+        tasks = self._cut()
+        if self._draws_globally:
+            tasks = _drawn_again(tasks, record)
+        if resumed is None and stateful:
+            tasks = self._recorded(tasks)
+        for _ in range(start - record["drawn"]):
+            next(tasks, None)
+        return tasks
+
+    def _recorded(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        for number, task in enumerate(tasks):
+            if not number:
+                self._record = {**self._now(), "drawn": 1}
+            yield task
+
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
+        record = self._record if upto or finished else self._entered
+        if record is None:
+            record = self._now()
+        elif self._draws_globally and record["global"] is None:
+            record["global"] = generator_state(_Global)
+        state = {**record, "generator": _listed(record["generator"])}
+        return {**state, "passed": True} if finished and self._record is not None else state
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        self._loaded = state
+
+    def restore(self) -> None:
+        """Bring the sampler into the loaded state, if there is one: now, where its generator is
+        drawn from before the order is.
+        """
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        self._carried = list(loaded["carried"])
+        if loaded["sampler"] is not None:
+            self._stateful.load_state_dict(loaded["sampler"])
+        if loaded["generator"] is not None:
+            set_generator(self._generator, loaded["generator"])
+        self._record = loaded
+        if not loaded["passed"]:
+            self._resumed = loaded
+        elif self._draws_globally:
+            deque(_drawn_again(self._cut(), loaded), maxlen=0)
+        else:
+            deque(self._cut(), maxlen=0)
+
+    def _now(self) -> dict[str, Any]:
+        stateful, generator = self._stateful, self._generator
+        return {
+            "sampler": None if stateful is None else copy.deepcopy(stateful.state_dict()),
+            "generator": generator.get_state() if hasattr(generator, "get_state") else None,
+            # as JSON can hold them: of numpy and torch as ints
+            "carried": [_plain(index) for index in self._carried],
+            "drawn": 0,
+            "passed": False,
+            "global": None,
+        }
+
+    def _cut(self) -> Iterator[Any]:
+        if self._size is None:
+            yield from self._sampler
+            return
+        batch, self._carried = self._carried, []
+        for index in self._sampler:
+            batch.append(index)
+            if len(batch) == self._size:
+                yield batch
+                batch = []
+        if batch and self._last == "roll_over":
+            self._carried = batch
+        elif batch and self._last == "keep":
+            yield batch
+
+    @property
+    def _stateful(self) -> Any:
+        """What of them has a state; ``None``: neither."""
+        return next((one for one in (self._sampler, self._inner) if has_state(one)), None)
+
+    @property
+    def _generator(self) -> Any:
+        """The generator of one of torch's random samplers, which decides what comes."""
+        return getattr(self._inner, "generator", None)
+
+    @property
+    def _draws_globally(self) -> bool:
+        """Whether it is one of torch's random samplers without a generator: when it begins it
+        draws from the global one.
+        """
+        torch_data: Any = tensors.loaded("torch.utils.data")
+        return (
+            torch_data is not None
+            and isinstance(self._inner, torch_data.Sampler)
+            and getattr(self._inner, "generator", self) is None
+        )
+
+
+def _plain(index: Any) -> Any:
+    try:
+        return index if getattr(index, "ndim", 0) else operator.index(index)
+    except TypeError:  # an index may be anything that the dataset takes, such as a name
+        return index
+
+
+def _drawn_again(tasks: Iterator[Any], begun: dict[str, Any]) -> Iterator[Any]:
+    """The tasks, of which the first is drawn from the global generator as a state has it, where
+    there is one.
+    """
+    import torch
+
+    if begun["global"] is None:
+        begun["global"] = generator_state(_Global)
+        first = next(tasks, END)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(torch.tensor(begun["global"], dtype=torch.uint8))
+            first = next(tasks, END)
+    if first is not END:
+        yield first
+        yield from tasks
+
+
+# -- states of torch's generators ------------------------------------------------------------------
+
+
+class _Global:
+    """torch's global generator."""
+
+    @staticmethod
+    def get_state() -> Any:
+        import torch
+
+        return torch.get_rng_state()
+
+
+def generator_state(generator: Any) -> list[int] | None:
+    """Of a torch generator, as JSON can hold it; ``None`` where there is no such generator."""
+    return _listed(generator.get_state()) if hasattr(generator, "get_state") else None
+
+
+def _listed(state: Any) -> Any:
+    return state.tolist() if hasattr(state, "tolist") else state
+
+
+def set_generator(generator: object, state: list[int]) -> None:
+    """The opposite of `generator_state`."""
+    import torch
+
+    if hasattr(generator, "set_state"):
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -27,6 +27,8 @@ class Bookmark:
         Batches, or indices, that it gave.
     ended : bool
         Its iterator has raised StopIteration.
+    over : bool
+        It is that of the end of an epoch, and what begins is the next one.
     whole : Any
         ``state_dict()`` of the iterable; ``None`` where it has none, or is its own iterator.
     items : Any
@@ -37,6 +39,7 @@ class Bookmark:
     ended: bool = False
     whole: Any = None
     items: Any = None
+    over: bool = False
 
     @classmethod
     def of(cls, iterable: object, items: object, given: int, *, ended: bool) -> Bookmark:
@@ -54,7 +57,7 @@ class Bookmark:
 
     def to_state(self) -> dict[str, Any]:
         """JSON can hold it where it can hold the two states."""
-        return {"given": self.given, "ended": self.ended, "whole": self.whole, "items": self.items}
+        return asdict(self)
 
     def resume(self, iterable: Any, per_given: int = 1) -> Iterator[Any]:
         """An iterator over the rest; over anything if `ended`. See NOTE [whose state].

@@ -19,11 +19,11 @@ from async_loader.dataset.batch_order import (
     Batches,
     IndexBatches,
     LastBatch,
+    SamplerBatches,
     StreamBatches,
     check_last,
 )
 from async_loader.dataset.dataset_work import (
-    BEGIN,
     EpochInfo,
     GatherWork,
     MapWork,
@@ -31,17 +31,13 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, can_pin, moved, pinned
-from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.sampler_batches import SamplerBatches
-from async_loader.dataset.share_check import ShareCheck
+from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, moved, pinned
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend
-from async_loader.pipeline.device.cuda_backend import backend_for
+from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
-from async_loader.pipeline.device.torch_backend import TorchBackend
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.train_queue import TrainQueue
@@ -294,14 +290,15 @@ class DataLoader(Generic[B]):
     def __iter__(self) -> Iterator[B]:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start = dict(self._start or {})
-        number, anew = self._epoch, bool(start.get("finished"))
+        number = self._epoch
         if "batches" in start:
             self._batches.load(start["batches"])
-        epoch_progress = EpochProgress(start)
+        before = None
+        if not start and self._latest is not None and self._latest.finished:
+            before = self._latest.progress
+        epoch_progress = EpochProgress(start, before)
         told = self._dataset_epoch if self._dataset_epoch is not None else epoch_of(self.dataset)
-        state = EpochInfo(told, dict(epoch_progress.marks), anew)
-        if anew:
-            epoch_progress = EpochProgress({})
+        state = EpochInfo(told, dict(epoch_progress.untold))
         seed = _mixed(self.seed, number)
         how: Any = {
             "state": state,
@@ -314,7 +311,7 @@ class DataLoader(Generic[B]):
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
         check = None
         if self._iterable:
-            batches = self._engine.streams(turn=epoch_progress.turn, opening=BEGIN, **how)
+            batches = self._engine.streams(turn=epoch_progress.turn, **how)
             check = ShareCheck(
                 self.dataset,
                 self._batches,
@@ -323,10 +320,8 @@ class DataLoader(Generic[B]):
                 in_order=self.in_order,
             )
         else:
-            first = epoch_progress.upto
-            left = epoch_progress.left(self._batches.epoch(number, first))
-            tasks = epoch_progress.numbered(left)
-            batches = self._engine.iterate(tasks, first=first, **how)
+            first = epoch_progress.first
+            batches = self._engine.iterate(self._batches.epoch(number, first), first=first, **how)
         epoch: Epoch[B] = Epoch(
             batches, self._batches, number, epoch_progress, self._finish, self._meter, check
         )
@@ -340,7 +335,7 @@ class DataLoader(Generic[B]):
         the backend of the device.
         """
         backend = self._backend
-        if backend is not self.device and isinstance(backend, TorchBackend):
+        if backend is not self.device and isinstance(backend, CudaBackend):
             backend = backend_for(self.device)
         return Streamer(batches, output, backend, pages=self._pages, host_fields=())
 
@@ -390,7 +385,7 @@ class DataLoader(Generic[B]):
         if self._start is not None:
             state.update(self._start)
         elif self._latest is None:
-            state["batches"] = self._batches.state(self._batches.snapshots, finished=True)
+            state["batches"] = self._batches.state(finished=True)
         else:
             state.update(self._latest.state())
             if self._latest.finished:

@@ -5,7 +5,6 @@ no order.
 from __future__ import annotations
 
 import copy
-import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 
 from async_loader.dataset.array_dataset import Columns, Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
-from async_loader.errors import Broken
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
 from async_loader.source import END
@@ -30,13 +28,10 @@ class EpochInfo:
         told.
     resume : dict
         Worker to the bookmark of its dataset.
-    anew : bool
-        The bookmarks are of the end of an epoch: what begins is the next one.
     """
 
     epoch: int | None = None
     resume: dict[int, Bookmark] | None = None
-    anew: bool = False
 
     def mark(self, worker: int) -> Bookmark | None:
         """Where this worker is to go on; ``None``: it begins."""
@@ -131,8 +126,8 @@ class MapWork:
 
 
 class TrackedMapWork:
-    """As `MapWork`, but that a worker can be asked to begin, and that the state of the dataset,
-    where it has one, is sent along with each batch.
+    """As `MapWork`, but that the state of the dataset, where it has one, is sent along with each
+    batch.
     """
 
     def __init__(self, work: MapWork) -> None:
@@ -140,35 +135,21 @@ class TrackedMapWork:
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         do = self._work.begin(here)
+        if not has_state(self.dataset):
+            return do
         told = here.state if isinstance(here.state, EpochInfo) else EpochInfo()
-        keeps = has_state(self.dataset)
         mark = told.mark(here.worker)
-        given = 0 if mark is None or told.anew else mark.given
-        state = None if mark is None else mark.items if mark.whole is None else mark.whole
-        if keeps and state is not None:
-            self.dataset.load_state_dict(state)
+        given = 0 if mark is None or mark.over else mark.given
+        if mark is not None and mark.whole is not None:
+            self.dataset.load_state_dict(mark.whole)
 
         def tracked(task: Any) -> Any:
             nonlocal given
-            batch = END
-            if task is not BEGIN:
-                batch, given = do(task), given + 1
-                if not keeps:
-                    return batch
-            found = Bookmark(given, whole=self.dataset.state_dict() if keeps else None)
+            batch, given = do(task), given + 1
+            found = Bookmark(given, whole=self.dataset.state_dict())
             return StreamResult(batch, StreamPosition(here.worker, _kept(found, here)))
 
         return tracked
-
-
-class _Begin(enum.Enum):
-    BEGIN = "BEGIN"
-
-
-BEGIN = _Begin.BEGIN
-"""The task of a `TrackedMapWork` that makes no batch: see
-`async_loader.pipeline.engine.Engine.iterate`.
-"""
 
 
 _AHEAD_FROM = 1 << 20
@@ -249,8 +230,7 @@ class StreamWork:
     drop : bool
         The incomplete last batch of each worker.
     track : bool
-        Each stream gives `StreamResult`, beginning with one that has no batch; else it gives
-        batches.
+        Each stream gives `StreamResult`; else it gives batches.
     """
 
     def __init__(
@@ -277,7 +257,7 @@ class StreamWork:
         mark = told.mark(here.worker)
         if mark is None:
             items, mark = iter(self.dataset), Bookmark()
-        elif told.anew:
+        elif mark.over:
             items, mark = mark.begin_anew(self.dataset), Bookmark()
         else:
             items = mark.resume(self.dataset, self._size or 1)
@@ -301,29 +281,19 @@ class _Stream(Iterator[Any]):
 
     def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
         self.work, self.items, self.ended = work, items, False
-        self._torn = False
 
     def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
-        try:
-            batch, self.ended = self.work.batch(self.items)
-        except BaseException as error:
-            self._torn = not isinstance(error, Exception)
-            raise
-        if batch is not END:
-            return batch
-        if self._torn:
-            raise Broken(
-                "a signal (Ctrl-C) ended the dataset's iterator: the rest of this pass is lost, "
-                "begin another"
-            )
-        raise StopIteration
+        batch, self.ended = self.work.batch(self.items)
+        if batch is END:
+            raise StopIteration
+        return batch
 
 
-class _Tracked(Iterator[StreamResult]):
-    """The batches of a stream, each with a bookmark. The first bookmark, and the last where the
-    dataset ended behind the last batch, come without one.
+class _Tracked(_Stream):
+    """Each batch with a bookmark; the last one without a batch, where the dataset ended behind the
+    last batch.
 
     Attributes
     ----------
@@ -334,22 +304,13 @@ class _Tracked(Iterator[StreamResult]):
     def __init__(
         self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark
     ) -> None:
-        self._stream, self._here = _Stream(work, items), here
-        self.given, self._stream.ended = mark.given, mark.ended
-        self._began = False
+        super().__init__(work, items)
+        self._here, self.given, self.ended = here, mark.given, mark.ended
 
     def __next__(self) -> StreamResult:
-        if not self._began:
-            self._began = True
-            return StreamResult(END, self._where())
-        ended = self._stream.ended
-        batch = next(self._stream, END)
-        if batch is END and ended:
+        if self.ended:
             raise StopIteration
+        batch, self.ended = self.work.batch(self.items)
         self.given += batch is not END
-        return StreamResult(batch, self._where())
-
-    def _where(self) -> StreamPosition:
-        stream = self._stream
-        mark = Bookmark.of(stream.work.dataset, stream.items, self.given, ended=stream.ended)
-        return StreamPosition(self._here.worker, _kept(mark, self._here))
+        mark = Bookmark.of(self.work.dataset, self.items, self.given, ended=self.ended)
+        return StreamResult(batch, StreamPosition(self._here.worker, _kept(mark, self._here)))

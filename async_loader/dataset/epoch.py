@@ -4,20 +4,22 @@ batch.
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
-from async_loader.dataset.dataset_work import StreamResult
-from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.share_check import ShareCheck
-from async_loader.errors import Closed
-from async_loader.names import stacklevel
-from async_loader.pipeline.batch import Failure
+from async_loader.dataset.bookmarks import Bookmark
+from async_loader.dataset.dataset_work import StreamPosition, StreamResult
+from async_loader.errors import CannotSend
+from async_loader.names import describe, stacklevel
+from async_loader.pipeline import codec
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
@@ -25,7 +27,135 @@ from async_loader.stats import Meter, StageStats
 if TYPE_CHECKING:
     import torch
 
+
+class ShareCheck:
+    """Sees the batches of one epoch, and warns once; also of a length that is too small.
+
+    Parameters
+    ----------
+    dataset : object
+    batches : Batches | None
+        Of a length, where the dataset has one, that shares do not exceed; ``None``: it does not
+        matter.
+    batch_size : int | None
+    streams : int
+        Workers that iterate over copies of the dataset, whose batches come in turn; 0: the
+        consumer does.
+    in_order : bool
+    """
+
+    def __init__(
+        self,
+        dataset: object,
+        batches: Batches | None,
+        batch_size: int | None,
+        streams: int,
+        *,
+        in_order: bool,
+    ) -> None:
+        self._dataset, self._streams = dataset, streams
+        self._first: object = None
+        self._looks = streams > 1 and in_order
+        self._length = self._most = -1
+        try:
+            if batches is not None:
+                self._length = len(batches)
+                # each worker but one may have an incomplete batch more
+                self._most = self._length + (0 if batch_size in (None, 1) else max(0, streams - 1))
+        except (TypeError, NotImplementedError):
+            return
+
+    def see(self, number: int, batch: object) -> None:
+        """Look at the batch with this number, counted from 1."""
+        if self._looks and number <= 2:
+            seen = _fingerprint(batch)
+            if number == 1:
+                self._first = seen
+            elif seen is not None and seen == self._first:
+                self._warn("two workers began with the same batch")
+        if 0 <= self._most < number:
+            self._warn(f"{number} batches have come, and len(loader) is {self._length}")
+
+    def _warn(self, seen: str) -> None:
+        self._looks, self._most = False, -1
+        dataset = describe(self._dataset)
+        if self._streams > 1:
+            seen += (
+                f": does each of the {self._streams} workers iterate over all of {dataset}? Then "
+                f"each item comes {self._streams} times. Give each worker a share by "
+                "torch.utils.data.get_worker_info(), or use num_workers=1"
+            )
+        else:
+            seen += f": __len__ of {dataset} says too little"
+        warnings.warn(seen, stacklevel=stacklevel())
+
+
+def _fingerprint(batch: object) -> object:
+    """What equal batches have in common; ``None`` where that is not known."""
+    try:
+        return hashlib.blake2b(codec.encode(batch).head).digest()
+    except CannotSend:
+        return None
+
+
 B = TypeVar("B")
+
+
+class EpochProgress:
+    """What a state of a loader says of one epoch.
+
+    Parameters
+    ----------
+    start : mapping
+        What a state says of the epoch that goes on here, or has ended; empty: one begins.
+    before : EpochProgress | None
+        Of the epoch before, where its datasets go on in the next one.
+
+    Attributes
+    ----------
+    first : int
+        The task with which it begins here.
+    upto : int
+        Tasks, from the first on, that are over. Where batches come as they are ready, later ones
+        may be over too: a loader that goes on gives them again.
+    marks : dict
+        Worker to where its dataset is.
+    untold : dict
+        Those of another process, of workers that have not said anything here.
+    turn : int
+        The worker whose stream gives the next batch.
+    """
+
+    def __init__(
+        self, start: Mapping[str, Any] = MappingProxyType({}), before: EpochProgress | None = None
+    ) -> None:
+        over = bool(start.get("finished")) or before is not None
+        self.first: int = 0 if over else start.get("yielded", 0)
+        self.upto = self.first
+        self.turn: int = 0 if over else start.get("turn", 0)
+        streams = (start.get("streams") or {}).items()
+        marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams}
+        if before is not None:
+            marks = before.marks
+        self.marks: dict[int, Bookmark]
+        self.marks = {n: replace(mark, over=True) if over else mark for n, mark in marks.items()}
+        known = marks if before is None else before.untold
+        self.untold: dict[int, Bookmark]
+        self.untold = {n: mark for n, mark in self.marks.items() if n in known}
+
+    def note(self, where: StreamPosition) -> None:
+        """A worker said where it is."""
+        self.marks[where.worker] = where.mark
+        self.untold.pop(where.worker, None)
+
+    def state(self) -> dict[str, Any]:
+        """What `EpochProgress` goes on from; nothing in it changes any more."""
+        found: dict[str, Any] = {"yielded": self.upto}
+        if self.marks:
+            marks = {str(n): mark.to_state() for n, mark in sorted(self.marks.items())}
+            found["streams"] = copy.deepcopy(marks)
+            found["turn"] = self.turn
+        return found
 
 
 class Epoch(Iterator[B]):
@@ -42,7 +172,7 @@ class Epoch(Iterator[B]):
     Parameters
     ----------
     iteration : BatchIterator
-        Of tasks, or of streams; with openings where the workers' datasets are to be known.
+        Of tasks, or of streams.
     batches : Batches
     epoch_progress : EpochProgress
         What was over before.
@@ -65,17 +195,14 @@ class Epoch(Iterator[B]):
         check: ShareCheck | None = None,
     ) -> None:
         self.number = number
-        self.yielded = epoch_progress.over
+        self.yielded = epoch_progress.first
         self.finished = False
         self._iteration = iteration
         self._batches = batches
-        self._snapshots = batches.snapshots
-        self._epoch_progress = epoch_progress
+        self.progress = epoch_progress
         self._finish = finish
         self._meter = meter
         self._check = check
-        self._opened = False
-        self._unfit: deque[BaseException] = deque()
 
     def __repr__(self) -> str:
         return (
@@ -93,9 +220,6 @@ class Epoch(Iterator[B]):
         begun = perf_counter()
         self._catch_up()
         try:
-            if not self._opened:
-                self.open()
-            self.raise_unfit()
             batch: B = self._find()
         finally:
             if self._meter is not None:
@@ -109,10 +233,10 @@ class Epoch(Iterator[B]):
         for batch in self._iteration:
             if type(batch) is StreamResult:
                 batch, where = batch
-                self._epoch_progress.note(where)
+                self.progress.note(where)
                 if batch is END:  # the dataset of this worker has ended
                     continue
-                self._epoch_progress.turn = where.worker + 1
+                self.progress.turn = where.worker + 1
             if self._finish is not None:
                 batch = self._finish(batch)
             if self._check is not None:
@@ -121,59 +245,29 @@ class Epoch(Iterator[B]):
         self.finished = self._iteration.exhausted
         raise StopIteration
 
-    def open(self) -> None:
-        """Wait until every worker has begun and has said where its dataset is; idempotent. The
-        errors of those that could not begin are kept: `__next__` raises them one by one.
-
-        Raises
-        ------
-        Timeout, Broken
-        """
-        if self._opened:
-            return
-        try:
-            answers = self._iteration.openings()
-        except Closed:
-            answers = []
-        self._opened = True
-        for answer in answers:
-            if isinstance(answer, Failure):
-                self._unfit.append(answer.error)
-            elif answer is not END:
-                self._epoch_progress.note(answer.where)
-
-    def raise_unfit(self) -> None:
-        """The error of the next worker that could not begin, if there is one."""
-        if self._unfit:
-            raise self._unfit.popleft()
-
     def copying(self) -> StageStats | None:
         """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
         return self._iteration.stage()
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again."""
-        progress = self._epoch_progress
+        progress = self.progress
         if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
             progress.upto = self.yielded
             return
-        progress.passed(self._iteration.passed, self._iteration.beyond)
-        self._snapshots.delivered(progress.upto)
+        progress.upto = progress.first + self._iteration.passed
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""
         self._iteration.close()
 
     def state(self) -> dict[str, Any]:
-        """Of a loader in the middle of this epoch, or at its end. Waits until all workers have
-        begun.
-        """
-        self.open()
+        """Of a loader in the middle of this epoch, or at its end."""
         self._catch_up()
         found = {
             "epoch": self.number,
-            **self._epoch_progress.state(),
-            "batches": self._batches.state(self._snapshots, finished=self.finished),
+            **self.progress.state(),
+            "batches": self._batches.state(upto=self.progress.upto, finished=self.finished),
         }
         if self.finished:
             found["finished"] = True

@@ -7,15 +7,13 @@ kept: only the stacking of plain arrays and tensors is ours.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
-from async_loader.names import stacklevel
 from async_loader.pipeline.batches import arena
 
 if TYPE_CHECKING:
@@ -39,23 +37,19 @@ def plain(dtype: np.dtype[Any], ndim: int) -> bool:
 def default_collate(batch: Sequence[Any]) -> Any:
     """As ``torch.utils.data.default_collate``: same structure, dtypes, values and types of errors.
 
-    An error also names the field, and the samples that do not fit each other. Keys that the first
-    sample does not have are left out, with a warning.
+    An error also names the field, and the samples that do not fit each other.
 
     Parameters
     ----------
     batch : sequence of samples
     """
     try:
-        collated = collate(batch)
+        return collate(batch)
     except Exception as error:
         said = misfit(batch, "") if isinstance(batch, list | tuple) and batch else None
         if said is None:
             raise
         _raise_with(said, error)
-    if isinstance(batch, list | tuple) and _nests(batch[0]):
-        _warn_of_extra_keys(batch, "")
-    return collated
 
 
 def collate(batch: Sequence[Any]) -> Any:
@@ -121,33 +115,6 @@ def _kind(value: object) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"  # type: ignore[attr-defined]
     except Exception:  # it has none, or torch refuses to tell
         return kind
-
-
-def _warn_of_extra_keys(samples: Sequence[Any], name: str) -> None:
-    first = samples[0]
-    if not isinstance(first, Mapping):
-        named: Iterable[tuple[Any, Any]] = enumerate(zip(*samples, strict=True))
-    else:
-        size = len(first)
-        extra = next((s.keys() - first.keys() for s in samples if len(s) != size), None)
-        if extra:
-            fields = ", ".join(repr(f"{name}{key}") for key in sorted(extra, key=str))
-            warnings.warn(
-                f"field {fields} is not in the first sample of a batch, but in others: it was left "
-                "out. Give it in each sample, or in none",
-                stacklevel=stacklevel(),
-            )
-        named = ((k, [s[k] for s in samples]) for k, v in first.items() if _nests(v))
-    for key, column in named:
-        if _nests(column[0]):
-            _warn_of_extra_keys(column, f"{name}{key}.")
-
-
-def _nests(value: object) -> bool:
-    """Whether there may be a dict in it."""
-    if isinstance(value, list | tuple):
-        return any(isinstance(item, _CONTAINERS) for item in value)
-    return isinstance(value, Mapping)
 
 
 # -- torch's rules, with our stacking --------------------------------------------------------------

@@ -30,7 +30,7 @@ from async_loader.feeder.wire.schema_codec import spec_of
 from async_loader.names import hint
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.replay.end_names import check_end_names
+from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.queues import check_stack
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema

@@ -8,6 +8,7 @@ Shared segments travel as descriptors beside the bytes, tensors as the arrays on
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import io
@@ -15,11 +16,10 @@ import pickle
 import sys
 import types
 import weakref
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -96,14 +96,11 @@ def encode(
         With the reason.
     """
     if not by_value:
-        try:
-            by_reference: Any = _at_start if at_birth else _by_reference
-            return _dump(_Batch if out_of_band else by_reference, obj, out_of_band)
-        except Exception:
+        with contextlib.suppress(Exception):
             # any __reduce__ may run here; by value is the second try, and that one reports
-            pass
+            return _dump(_ForResults if out_of_band else _by_reference, obj, out_of_band, at_birth)
     try:
-        return _dump(_ByValueAtStart if at_birth else _ByValue, obj, out_of_band)
+        return _dump(_ByValue, obj, out_of_band, at_birth)
     except Exception as error:
         raise CannotSend(f"{describe(obj)} cannot be sent to a worker process: {error}") from error
 
@@ -160,7 +157,9 @@ def _defined_in_main() -> list[tuple[str, Any]]:
     return [(name, value) for name, value in found if isinstance(value, types.FunctionType | type)]
 
 
-def _dump(kind: Callable[..., pickle.Pickler], obj: object, out_of_band: bool) -> Encoded:
+def _dump(
+    kind: Callable[..., pickle.Pickler], obj: object, out_of_band: bool, at_birth: bool
+) -> Encoded:
     sink = io.BytesIO()
     encoded = Encoded(b"")
 
@@ -168,79 +167,77 @@ def _dump(kind: Callable[..., pickle.Pickler], obj: object, out_of_band: bool) -
         encoded.buffers.append(buffer.raw())
         return False
 
-    kind(sink, keep if out_of_band else None, encoded.fds).dump(obj)
+    special = _Special(encoded.fds, at_birth)
+    kind(sink, keep if out_of_band else None, special).dump(obj)
     encoded.head = sink.getvalue()
     return encoded
 
 
-def _special(obj: object, fds: list[int]) -> Any:
-    if type(obj) is Segment:
-        fds.append(obj.fileno())
-        return _segment, (len(fds) - 1, obj.nbytes)
-    # torch's own reduction puts the storage in the pickle, byte by byte, under every protocol.
-    return tensors.reduced(obj)
+class _Special:
+    """How types are reduced that pickle would copy, or could not send.
+
+    Attributes
+    ----------
+    table : dict
+        At a birth: how multiprocessing pickles connections, memory maps, shared values.
+    """
+
+    def __init__(self, fds: list[int], at_birth: bool) -> None:
+        self._fds = fds
+        known: dict[type, Any] = getattr(reduction.ForkingPickler, "_extra_reducers", {})
+        # torch's own reductions put the storage in the pickle, or in a file of shared memory
+        self.table = {
+            kind: reduce
+            for kind, reduce in (known if at_birth else {}).items()
+            if not kind.__module__.startswith("torch")
+        }
+
+    def __call__(self, obj: object) -> Any:
+        kind = type(obj)
+        if kind in self.table:
+            return self.table[kind](obj)
+        if kind is Segment and not self.table:
+            self._fds.append(cast(Segment, obj).fileno())
+            return _segment, (len(self._fds) - 1, cast(Segment, obj).nbytes)
+        return tensors.reduced(obj)
 
 
 def _segment(number: int, nbytes: int) -> Segment:
     raise AssertionError("only the unpickler resolves segments")
 
 
-def _by_reference(sink: io.BytesIO, keep: _Keep, fds: list[int]) -> pickle.Pickler:
+def _by_reference(sink: io.BytesIO, keep: _Keep, special: _Special) -> pickle.Pickler:
     """A pickler with a table of the special types: unlike reducer_override it costs nothing for
     all other objects.
     """
     pickler = pickle.Pickler(sink, protocol=5, buffer_callback=keep)
-    special = functools.partial(_special, fds=fds)
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
-        Segment: special,
-        **dict.fromkeys(tensors.tensor_types(), special),
+        **special.table,
+        **dict.fromkeys((*tensors.tensor_types(), *(() if special.table else [Segment])), special),
     }
     return pickler
 
 
-def _at_start(sink: io.BytesIO, keep: _Keep, fds: list[int]) -> pickle.Pickler:
-    pickler: Any = _by_reference(sink, keep, fds)
-    pickler.dispatch_table = {**_shared_at_start(), **pickler.dispatch_table}
-    return pickler  # type: ignore[no-any-return]
+class _ForResults(pickle.Pickler):
+    """Their tensors may be of any subclass, which a table of types cannot know."""
 
-
-def _shared_at_start() -> dict[type, Any]:
-    """How multiprocessing pickles connections, memory maps, shared values. Those of tensors are
-    left out: see `_special`.
-    """
-    known: dict[type, Any] = getattr(reduction.ForkingPickler, "_extra_reducers", {})
-    return {
-        kind: reduce for kind, reduce in known.items() if not kind.__module__.startswith("torch")
-    }
-
-
-class _Batch(pickle.Pickler):
-    """For results: their tensors may be of any subclass, which a table of types cannot know."""
-
-    def __init__(self, sink: io.BytesIO, keep: _Keep, fds: list[int]) -> None:
+    def __init__(self, sink: io.BytesIO, keep: _Keep, special: _Special) -> None:
         super().__init__(sink, protocol=5, buffer_callback=keep)
-        self._fds = fds
+        self._special = special
 
     def reducer_override(self, obj: object) -> Any:
-        return NotImplemented if type(obj) is np.ndarray else _special(obj, self._fds)
+        return NotImplemented if type(obj) is np.ndarray else self._special(obj)
 
 
 class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, sink: io.BytesIO, keep: _Keep, fds: list[int]) -> None:
+    def __init__(self, sink: io.BytesIO, keep: _Keep, special: _Special) -> None:
         super().__init__(sink, protocol=5, buffer_callback=keep)
-        self._fds = fds
+        self._special = special
 
     def reducer_override(self, obj: object) -> Any:
-        special = _special(obj, self._fds)
-        return super().reducer_override(obj) if special is NotImplemented else special
-
-
-class _ByValueAtStart(_ByValue):
-    @property
-    def dispatch_table(self) -> Any:
-        """Read once, while the pickler is made: an attribute that is set afterwards is not seen."""
-        return ChainMap(_shared_at_start(), super().dispatch_table)
+        found = self._special(obj)
+        return super().reducer_override(obj) if found is NotImplemented else found
 
 
 def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:

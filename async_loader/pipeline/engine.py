@@ -14,6 +14,7 @@ the engine through its `BatchIterator`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import secrets
@@ -28,23 +29,26 @@ from async_loader.lifecycle import EndFlag
 from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
-from async_loader.pipeline.engine_core import CoreSettings, EngineCore
+from async_loader.pipeline.batches.slot_allocator import HostOutput
+from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.pipeline.job_queue import IterationSpec
-from async_loader.pipeline.producer import Credits
-from async_loader.pipeline.task_supplier import IterableTasks, StreamTasks
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    IterableTasks,
+    StreamTasks,
+    TaskDispatch,
+)
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.thread_pool import WorkerStates
-from async_loader.pipeline.workers.work import END, Kind, Seeding, Work, WorkerConfig, WorkerState
+from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
+from async_loader.pipeline.workers.work import Kind, Seeding, Work, WorkerConfig, WorkerState
+from async_loader.pipeline.workers.worker_handle import WorkerHandle
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.hugepages import keep_freed_memory
 from async_loader.shm.slot_ring import SlotRing
 from async_loader.stats import StageStats
 from async_loader.validation import (
-    check_descriptors,
     context_of,
     one_of,
     refuse_start_in_child,
@@ -144,24 +148,18 @@ class Engine:
     @property
     def pids(self) -> list[int]:
         """Of the worker processes that there are at this moment."""
-        worker_pool = self._core.pool if self._core is not None else None
         # One that is being replaced has none yet; 0 would send a signal to the caller's own
         # process group.
-        return (
-            [handle.pid for handle in list(worker_pool.handles) if handle.pid]
-            if isinstance(worker_pool, WorkerPool)
-            else []
-        )
+        return [handle.pid for handle in self._handles() if handle.pid]
 
     @property
     def processes(self) -> list[Any]:
         """The worker processes that there are at this moment, as `multiprocessing` has them."""
-        worker_pool = self._core.pool if self._core is not None else None
-        return (
-            [handle.process for handle in list(worker_pool.handles)]
-            if isinstance(worker_pool, WorkerPool)
-            else []
-        )
+        return [handle.process for handle in self._handles()]
+
+    def _handles(self) -> list[WorkerHandle]:
+        pool = None if self._core is None else self._core.pool
+        return list(pool.handles) if isinstance(pool, WorkerPool) else []
 
     @property
     def ring(self) -> SlotRing | None:
@@ -194,7 +192,7 @@ class Engine:
         if self._core is None or self._core.pool is None:
             return StageStats(0, 0, 0.0, 0.0, 0)
         return self._core.pool.stage(
-            sum(iteration.depth for iteration in list(self._core.iterations))
+            sum(queue.depth for one in list(self._core.iterations) for queue in one.queues)
         )
 
     def start(self) -> None:
@@ -224,29 +222,28 @@ class Engine:
             self._dropped.detach()
         if self.kind == "process":
             refuse_start_in_child()
-            check_descriptors(self.workers)
-        settings = CoreSettings(
-            unit="iteration",
-            work_name=describe(self._config.work),
-            kind=self.kind,
-            workers=self.workers,
-            context=self._context,
-            ahead=max(1, self.prefetch) + (DEVICE_AHEAD if self._transfer else 0),
-        )
         output = HostOutput(to_tensors=False, keep_slots=self._transfer == "device")
-        core = self._core = EngineCore(
-            settings, output, None if self.kind == "inline" else EndFlag()
-        )
-        if self.kind == "process":
-            known = weakref.ref(self._config)
-            self._assembler = ChunkAssembler(core.slots, output)
-            core.use_processes(self._assembler, lambda number: _config_of(known(), number))
-        elif self.kind == "thread":
-            assert core.end is not None
-            self._worker_states = WorkerStates(self.workers, self._config, core.end)
-            core.use_threads(self._worker_states)
-        else:
+        end = None if self.kind == "inline" else EndFlag()
+        ahead = max(1, self.prefetch) + (DEVICE_AHEAD if self._transfer else 0)
+        core = self._core = EngineCore(describe(self._config.work), ahead, output, end)
+        known = weakref.ref(self._config)
+        if end is None:
             self._inline = WorkerState(self._config, "inline")
+        elif self.kind == "process":
+            self._assembler = ChunkAssembler(core.slots, output)
+            core.pool = WorkerPool(
+                self.workers,
+                self._context,
+                end,
+                self._assembler,
+                lambda number: _config_of(known(), number),
+                core.break_,
+            )
+        else:
+            self._worker_states = WorkerStates(
+                self.workers, lambda number: _config_of(known(), number), end
+            )
+            core.pool = ThreadPool(self.workers, weakref.ref(self._worker_states), end, core.break_)
         if self.kind != "inline":  # there nothing has to be ended
             self._dropped = weakref.finalize(self, core.abandon)
             self._dropped.atexit = False
@@ -264,7 +261,6 @@ class Engine:
         timeout_s: float | None = None,
         static: bool = False,
         first: int = 0,
-        opening: object = END,
         transfer: Transfer | None = None,
     ) -> BatchIterator:
         """One pass over ``tasks``.
@@ -289,19 +285,14 @@ class Engine:
             but what a worker's global generators give is the same in every run.
         first : int
             Number of the first task, where seeds and workers follow from it: for a pass that goes
-            on where another one was left. A `NumberedTask` says its own.
-        opening : Any
-            A task that every worker does before its others, and whose outcome is no batch: see
-            `BatchIterator.openings`. END: there is no such task.
+            on where another one was left.
         transfer : callable | None
             Makes the thread behind the train queue, of its input.
         """
         spec = self._spec(state, seed, stream=False, first=first)
         workers = self.workers if static and self.kind == "process" else 0
         supplier = IterableTasks(tasks, workers, first)
-        return self._begin(
-            spec, supplier, prefetch, in_order, timeout_s, (opening, self.workers), transfer
-        )
+        return self._begin(spec, supplier, prefetch, in_order, timeout_s, transfer)
 
     def streams(
         self,
@@ -312,7 +303,6 @@ class Engine:
         in_order: bool = True,
         timeout_s: float | None = None,
         turn: int = 0,
-        opening: object = END,
         transfer: Transfer | None = None,
     ) -> BatchIterator:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
@@ -322,15 +312,10 @@ class Engine:
 
         turn : int
             The worker to begin with.
-        opening : Any
-            Unless it is END, the first that each stream gives is no batch: see
-            `BatchIterator.openings`.
         """
         spec = self._spec(state, seed, stream=True, first=0)
         supplier = StreamTasks(self.streaming, turn)
-        return self._begin(
-            spec, supplier, prefetch, in_order, timeout_s, (opening, self.streaming), transfer
-        )
+        return self._begin(spec, supplier, prefetch, in_order, timeout_s, transfer)
 
     @property
     def streaming(self) -> int:
@@ -355,7 +340,6 @@ class Engine:
         prefetch: int | None,
         in_order: bool,
         timeout_s: float | None,
-        opening: tuple[Any, int],
         transfer: Transfer | None,
     ) -> BatchIterator:
         core = self._core
@@ -371,11 +355,8 @@ class Engine:
             count += DEVICE_AHEAD if transfer is not None else 0
             if isinstance(supplier, StreamTasks) and not in_order:
                 supplier.under_way = tasks.jobs
-        iteration = Iteration(core, spec, supplier, tasks, ready, Credits(count), transfer)
+        iteration = Iteration(core, spec, supplier, tasks, ready, count, transfer)
         iterator = BatchIterator(self, iteration, timeout_s)
-        task, workers = opening
-        if task is not END:
-            iteration.open(task, workers)
         iteration.start()
         if core.pool is not None:
             iteration.supply.fill()
@@ -406,4 +387,4 @@ class Engine:
 def _config_of(config: WorkerConfig | None, number: int) -> WorkerConfig:
     if config is None:  # the pool was dropped
         raise Closed("the loader is closed")
-    return config.of_worker(number)
+    return dataclasses.replace(config, number=number)

@@ -18,25 +18,21 @@ data source that blocks
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import logging
 import os
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.context import BaseContext
+from collections.abc import Collection
 from typing import Protocol
 
-from async_loader.errors import Broken, CannotSend, Closed
+from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.interrupts import SignalsDeferred
-from async_loader.lifecycle import MOVES, Deadline, EndFlag, State, StateTable
-from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
-from async_loader.pipeline.workers.work import Kind, WorkerConfig
+from async_loader.lifecycle import Deadline, EndFlag
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
+from async_loader.pipeline.train_queue import TrainQueue
+from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
-from async_loader.process_hooks import note_own_threads
 
 log = logging.getLogger("async_loader")
 
@@ -44,6 +40,7 @@ SPARE_SLOTS = 3
 """Batches a consumer may hold without their being copied: the one it works on, the one it gets, and
 one more.
 """
+_SHORT_OF = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _AFTER_CTRL_C_S = 1.0
 """For threads to end when close() was interrupted and the workers were killed."""
 _POOL = "worker pool"
@@ -51,95 +48,73 @@ _UNDO_TIMEOUT_S = 5.0
 """For what a start that failed had started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoreSettings:
-    """What an engine is built from; validated before it gets here.
-
-    Attributes
-    ----------
-    unit : {"loader", "iteration"}
-        What a forked child cannot use, in messages.
-    work_name : str
-        What the workers do, in messages.
-    ahead : int
-        Tasks under way at most: the number of slots follows from it.
-    always_slots : bool
-        Small batches lie in slots too.
-    torch_workers : bool
-        torch.utils.data is imported before workers are forked, or each of them would import it.
-        Otherwise torch comes after the fork: workers that only move arrays run without it.
-    """
-
-    unit: str
-    work_name: str
-    kind: Kind
-    workers: int
-    context: BaseContext
-    ahead: int
-    slot_bytes: int | None = None
-    always_slots: bool = True
-    torch_workers: bool = True
-
-
 class Stages(Protocol):
-    """The queues and threads of one iteration, as the core breaks and ends them."""
+    """The queues and threads of an `Iteration`, as the core breaks and ends them."""
 
-    @property
-    def depth(self) -> int:
-        """Outcomes that wait for the consumer."""
-
-    def break_(self, error: Broken) -> None:
-        """No more batches can come."""
+    queues: Collection[TrainQueue]
 
     def close_queues(self) -> None: ...
 
-    def join_transfer(self, deadline: Deadline) -> list[str]:
-        """Wait for the thread behind the train queue; the names of what did not end in time."""
+    def join_transfer(self, deadline: Deadline) -> list[str]: ...
 
     def join_producer(self, deadline: Deadline) -> list[str]: ...
 
-    def release_leases(self, timeout_s: float, used: bool) -> None:
-        """What was planned and not used belongs to the source again."""
+    def release_leases(self, timeout_s: float, used: bool) -> None: ...
 
 
 class EngineCore:
     """Threads hold this, never the loader, so that a dropped loader can be noticed.
 
-    Attributes
+    Parameters
     ----------
-    live : set of int
-        Numbers of the iterations that are in use.
-    iterations : WeakSet of Stages
+    work_name : str
+        What the workers do, in messages.
+    ahead : int
+        Tasks under way at most: the number of slots follows from it.
+    output : HostOutput
     end : EndFlag | None
         ``None`` where there are no threads: a compat package may make one engine for each pass, and
         a flag costs a descriptor.
+    slot_bytes : int | None
+    always_slots : bool
+        Small batches lie in slots too.
+    torch_workers : bool
+        torch.utils.data is imported before workers are forked, or each of them would import it.
+        Otherwise torch comes after the fork: workers that only move arrays run without it.
+
+    Attributes
+    ----------
+    state : {"new", "running", "broken", "closing", "closed"}
+    live : set of int
+        Numbers of the iterations that are in use.
+    iterations : WeakSet of Stages
+    pool : WorkerPool | ThreadPool | None
+        Set before the start; ``None``: there are no workers.
     """
 
-    def __init__(self, settings: CoreSettings, output: HostOutput, end: EndFlag | None) -> None:
-        self.settings = settings
+    def __init__(
+        self,
+        work_name: str,
+        ahead: int,
+        output: HostOutput,
+        end: EndFlag | None,
+        *,
+        slot_bytes: int | None = None,
+        always_slots: bool = True,
+        torch_workers: bool = True,
+    ) -> None:
         self.pid = os.getpid()
-        self.life = StateTable(State.NEW, MOVES)
+        self.state = "new"
         self.end = end
-        self.broken: Broken | None = None
         self.live: set[int] = set()
         self.iterations: weakref.WeakSet[Stages] = weakref.WeakSet()
-        self.slots = SlotAllocator(
-            settings.ahead, SPARE_SLOTS, settings.slot_bytes, always_slots=settings.always_slots
-        )
+        self.slots = SlotAllocator(ahead, SPARE_SLOTS, slot_bytes, always_slots=always_slots)
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
+        self._work_name = work_name
+        self._torch_workers = torch_workers
+        self._broken: Broken | None = None
         self._released = False
-
-    def use_processes(
-        self, assembler: ChunkAssembler, config: Callable[[int], WorkerConfig]
-    ) -> None:
-        assert self.end is not None
-        s = self.settings
-        self.pool = WorkerPool(s.workers, s.context, self.end, assembler, config, self.break_)
-
-    def use_threads(self, states: WorkerStates) -> None:
-        assert self.end is not None
-        self.pool = ThreadPool(self.settings.workers, weakref.ref(states), self.end, self.break_)
 
     @property
     def ending(self) -> bool:
@@ -149,23 +124,24 @@ class EngineCore:
     @property
     def usable(self) -> bool:
         """Whether it runs, in this process."""
-        return self.pid == os.getpid() and self.life.state is State.RUNNING
+        return self.pid == os.getpid() and self.state == "running"
 
     def start(self) -> None:
         """Start the workers. See NOTE [start order] in the package's docstring."""
+        pool = self.pool
         try:
-            if self.settings.torch_workers and self.pool is not None:
+            if self._torch_workers and pool is not None:
                 with SignalsDeferred():  # a torch that was imported in part stays so
                     importlib.import_module("torch.utils.data")
-            if self.pool is not None:
-                self._spawn_workers(self.pool)
+            if pool is not None:
+                self._spawn_workers(pool)
             with SignalsDeferred():
-                if not self.settings.torch_workers:
+                if not self._torch_workers:
                     importlib.import_module("torch")
-                if self.pool is not None:
-                    self.pool.start()
-                    note_own_threads()
-                self.life.to(State.RUNNING)
+                if pool is not None:
+                    pool.start()
+                if self.state == "new":
+                    self.state = "running"
         except BaseException:
             self.close(_UNDO_TIMEOUT_S)
             raise
@@ -173,12 +149,17 @@ class EngineCore:
     def _spawn_workers(self, pool: WorkerPool | ThreadPool) -> None:
         try:
             pool.spawn_workers()
-        except CannotSend as error:
-            if not self.settings.torch_workers:
+        except OSError as error:
+            if error.errno not in _SHORT_OF:
                 raise
-            text = (
-                f"{self.settings.work_name} cannot be sent to worker processes that are not forked"
-            )
+            raise ResourceLimit(
+                f"the workers could not be started: {error}: use fewer, or raise the limit "
+                "(ulimit -u, -n)"
+            ) from error
+        except CannotSend as error:
+            if not self._torch_workers:
+                raise
+            text = f"{self._work_name} cannot be sent to worker processes that are not forked"
             remedy = 'make what it holds picklable, or use multiprocessing_context="fork"'
             raise CannotSend(f"{text}: {error.__cause__ or error}: {remedy}") from error
 
@@ -186,76 +167,67 @@ class EngineCore:
 
     def check(self) -> None:
         """Raise when no more batches can come."""
-        unit = self.settings.unit
         if os.getpid() != self.pid:
-            if unit == "loader":
-                raise Closed(
-                    f"this loader belongs to process {self.pid}: build one in each process that "
-                    "needs batches"
-                )
-            raise Broken(
-                f"this {unit} belongs to process {self.pid}: begin one in each process that needs "
+            raise Closed(
+                f"this loader belongs to process {self.pid}: build one in each process that needs "
                 "batches"
             )
-        if (self.end is not None and self.end.is_set()) or self.life.state in (
-            State.CLOSING,
-            State.CLOSED,
-        ):
+        if self.state in ("closing", "closed") or self.ending:
             raise Closed("the loader is closed")
-        if self.broken is not None:
+        if self._broken is not None:
             # A new one each time: raising the same object again would grow its traceback.
-            raise Broken(*self.broken.args) from self.broken.__cause__
+            raise Broken(*self._broken.args) from self._broken.__cause__
 
     def break_(self, error: BaseException) -> None:
         """No more batches can come, and why. The first reason stays."""
-        self.life.to(State.BROKEN)
+        if self.state in ("new", "running"):
+            self.state = "broken"
         broken = error if isinstance(error, Broken) else Broken(f"the loader is broken: {error!r}")
         if broken is not error:
             broken.__cause__ = error
-        self.broken = self.broken or broken
+        self._broken = self._broken or broken
         for iteration in list(self.iterations):
-            iteration.break_(self.broken)
+            for queue in iteration.queues:
+                queue.break_(self._broken)
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def close(self, timeout_s: float, used: bool = True) -> bool:
-        """See NOTE [close order]. Any thread, any number of times; whether everything has ended.
+    def close(self, timeout_s: float, used: bool = True) -> None:
+        """See NOTE [close order]. Any thread, any number of times.
 
         ``used``: the consumer is done with the batch that it took last.
         """
-        if os.getpid() != self.pid:
-            return True
-        if self._released:
-            return True
+        if os.getpid() != self.pid or self._released:
+            return
         # Every call does all of it, also beside another one. One that came to its end has waited
         # for what is late: no later call waits for that again, above all not the exit.
-        deadline = Deadline(0.0 if self.life.state is State.CLOSED else timeout_s)
-        self.life.to(State.CLOSING)
+        again = self.state == "closed"
+        deadline = Deadline(0.0 if again else timeout_s)
+        self.state = "closed" if again else "closing"
         iterations, late = list(self.iterations), [_POOL]
         self._raise_end()
         for iteration in iterations:
             iteration.close_queues()
         try:
             late = self._join(iterations, deadline)
-            if not late:
-                for iteration in iterations:
-                    iteration.release_leases(deadline.left_or_inf(), used)
+            for iteration in iterations if not late else ():
+                iteration.release_leases(deadline.left_or_inf(), used)
         except BaseException:  # Ctrl-C, or what else the handler of a signal raised
             if self.pool is not None:
                 self.pool.kill()
             late = self._join(iterations, Deadline(_AFTER_CTRL_C_S))
             raise
         finally:
-            if self.life.to(State.CLOSED):
+            if self.state != "closed":
+                self.state = "closed"
                 self._warn_of(late)
             if not late and not self._released:
                 self._released = True
                 self._release()
-        return not late
 
     def _warn_of(self, late: list[str]) -> None:
         for name in late:
-            what = f" on {self.settings.work_name}" if name == _POOL else ""
+            what = f" on {self._work_name}" if name == _POOL else ""
             text = (
                 "closed, but the %s is still at work%s and was left behind: its thread ends "
                 "with the process"

@@ -7,21 +7,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Broken, Closed, Timeout, WouldDeadlock
-from async_loader.lifecycle import GAVE_UP, Deadline, Patience
-from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
-from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
+from async_loader.errors import Timeout, WouldDeadlock
+from async_loader.lifecycle import GAVE_UP, Deadline, Patience, join
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.job_queue import IterationSpec, Job
-from async_loader.pipeline.producer import Credits, DrawCosts, Producer, Supply
-from async_loader.pipeline.task_supplier import SourceTasks, TaskSupplier
+from async_loader.pipeline.producer import DrawCosts, Supply
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    PlanDispatch,
+    SourceTasks,
+    TaskDispatch,
+    TaskSupplier,
+)
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.pipeline.workers.failures import guarded
-from async_loader.process_hooks import note_own_threads, package_threads
-from async_loader.source import END
+from async_loader.process_hooks import STAGES
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.transfer_thread import TransferThread
@@ -35,10 +37,6 @@ _TELL_AFTER_S = 1.0
 """How long close() waits for a data source in silence."""
 
 
-def seconds_since(moment: float) -> str:
-    return f"{time.monotonic() - moment:.1f} s"
-
-
 class Iteration:
     """See the module. The core holds it weakly, its threads hold parts of it, the `BatchIterator`
     holds it.
@@ -48,6 +46,8 @@ class Iteration:
     tasks : InlineTasks | TaskDispatch | PlanDispatch
     ready : TrainQueue
         Where the outcomes of tasks go.
+    count : int
+        Tasks under way at most.
     transfer : callable | None
         Makes the thread behind the train queue, of its input and its output.
     costs : DrawCosts | None
@@ -60,8 +60,13 @@ class Iteration:
         The consumer does the tasks itself.
     queue : TrainQueue
         What the consumer takes from.
-    patience : Patience | None
-        Of a caller that draws; ``None``: it does not.
+    jobs : list of Job | None
+        Under way, where the consumer sends tasks to workers.
+    producer : Thread | None
+    draws : bool
+        The caller draws, with `patience`.
+    patience : Patience
+        Of the waits of the supplier.
     iterator : weak reference to the BatchIterator | None
     """
 
@@ -72,7 +77,7 @@ class Iteration:
         supplier: TaskSupplier,
         tasks: InlineTasks | TaskDispatch | PlanDispatch,
         ready: TrainQueue,
-        credits: Credits,
+        count: int,
         transfer: Callable[[Any, TrainQueue], TransferThread] | None,
         costs: DrawCosts | None = None,
     ) -> None:
@@ -81,89 +86,45 @@ class Iteration:
         self.supplier = supplier
         self.tasks = tasks
         self.train_queue = self.queue = ready
-        self.credits = credits
-        self.supply = Supply(supplier, tasks, credits, ready)
+        self.supply = Supply(supplier, tasks, count, ready)
+        self.jobs: list[Job] | None = tasks.jobs if isinstance(tasks, TaskDispatch) else None
         here = tasks if isinstance(tasks, InlineTasks) else None
         self.transfer: TransferThread | None = None
         if transfer is not None:
             self.queue = TrainQueue(ready.in_order)
             self.transfer = transfer(ready if here is None else self.supply, self.queue)
+        self.queues: Collection[TrainQueue] = {self.train_queue, self.queue}
         self.inline = here if self.transfer is None else None
-        self.producer: Producer | None = None
-        if isinstance(tasks, PlanDispatch):
-            assert core.end is not None
-            self.producer = Producer(self.supply, ready, core.end, self.queue.wake, self._fail)
-        self.patience: Patience | None = None
+        self.producer: threading.Thread | None = None
+        self.patience = self._producing = Patience(core.end, on_wait=self.queue.wake)
+        self.draws = costs is not None
         self._costs = costs
-        if costs is not None:
-            assert isinstance(supplier, SourceTasks)
-            supplier.at_once = True
-            self.patience = Patience(core.end, on_wait=self.refuse_deadlock)
-        self.iterator: Callable[[], Any] = _nothing
-        self._opening = TrainQueue()
-        self._opening_jobs: list[Job] = []
-        self._openings: list[Any] = []
-        self._to_open = 0
+        if isinstance(supplier, SourceTasks):
+            assert core.end is not None
+            # it keeps this object for as long as it runs: it is joined at exit
+            self.producer = self.supply.producer(self._producing, core.end, self._fail)
+            supplier.at_once = self.draws
+            if self.draws:
+                self.patience = Patience(core.end, on_wait=self.refuse_deadlock)
+        self.iterator: Callable[[], Any] | None = None
         core.iterations.add(self)
 
     def start(self) -> None:
         """Start the threads."""
-        if self.producer is not None and self.patience is None:
+        if self.producer is not None and not self.draws:
             self.producer.start()
         if self.transfer is not None:
             self.transfer.start()
-        note_own_threads()
 
-    # -- openings ----------------------------------------------------------------------------------
-
-    def open(self, task: object, workers: int) -> None:
-        """Have each of ``workers`` do this task before any other.
-
-        The answers have a queue of their own: they are no batches.
-        """
-        tasks = self.tasks
-        if isinstance(tasks, InlineTasks):
-            try:
-                self._openings.append(tasks.batch(-1 - self.spec.first, task))
-            except Exception as error:
-                self._openings.append(Failure(guarded(error)))
-            return
-        assert isinstance(tasks, TaskDispatch)
-        assert self.core.pool is not None
-        for worker in range(workers):
-            try:
-                chunk = tasks.chunk(worker, task, worker, self._opening)
-                self._opening_jobs.append(chunk.job)
-                self.core.pool.submit([chunk])
-            except AsyncLoaderError as error:
-                if isinstance(error, Closed):
-                    raise
-                self._opening.put(worker, Failure(guarded(error)))
-        self._to_open = workers
-
-    def take_openings(self, deadline: Deadline) -> list[Any]:
-        """What the workers answered to the task of `open`: a `Failure` for an error.
-
-        Waits for all, returns each once.
-        """
-        while len(self._openings) < self._to_open:
-            self.core.check()
-            self._openings.append(self._opened(self._opening.get(deadline)))
-        self._opening_jobs.clear()  # they hold slots
-        taken, self._openings, self._to_open = self._openings, [], 0
-        return taken
-
-    def _opened(self, item: Outcome) -> Any:
-        if isinstance(item, Failure):
-            return item
-        return END if isinstance(item, StreamEnd) else self.core.output.hand_out(item)
+    def _fail(self, error: BaseException) -> None:
+        self.core.break_(error)
 
     # -- what the consumer asks --------------------------------------------------------------------
 
     @property
     def drawing_thread(self) -> Literal["caller", "producer"]:
         """Which thread is to draw tasks."""
-        return "producer" if self.producer is not None and self.patience is None else "caller"
+        return "producer" if self.producer is not None and not self.draws else "caller"
 
     def note_cost(self, seconds: float) -> None:
         """Note what a batch cost that the caller has drawn; the producer may take over."""
@@ -171,12 +132,12 @@ class Iteration:
             return
         assert self.producer is not None
         assert isinstance(self.supplier, SourceTasks)
-        self.supplier.at_once, self.patience = False, None
-        for queue in (self.train_queue, self.queue):
+        self.supplier.at_once = self.draws = False
+        self.patience = self._producing
+        for queue in self.queues:
             queue.turn = self.supply.seq
-        self.credits.give(self.supply.seq)
+        self.supply.give(self.supply.seq)
         self.producer.start()
-        note_own_threads()
 
     def refuse_deadlock(self) -> None:
         """Raise when only this thread could end the wait.
@@ -187,7 +148,7 @@ class Iteration:
         if self._source_waits() is None:
             return
         here = threading.current_thread()
-        if any(t is not here and t not in package_threads for t in threading.enumerate()):
+        if any(t is not here and not t.name.startswith(STAGES) for t in threading.enumerate()):
             return
         # again: a thread that has just ended may have added what the source waited for
         reason = self._source_waits()
@@ -202,85 +163,64 @@ class Iteration:
         """What the source waits for while no batch is on its way; ``None`` when it does not
         wait, or one is.
         """
-        if self.producer is None:
-            return None
         reason = self.supplier.waiting_for()
         # In this order: a plan that has just drawn what there was has ended its wait before, and
         # then it counts.
-        waits = (self.patience or self.producer.patience).waiting and self._out <= 0
-        return reason if waits else None
-
-    @property
-    def _out(self) -> int:
-        return 0 if self.patience is not None else self.supply.out
+        out = 0 if self.draws else self.supply.seq - self.supply.given
+        return reason if self.patience.waiting and out <= 0 else None
 
     def diagnosis(self, of_source: Timeout | None = None) -> str:
         """Which stage the consumer waits for, in words; ``of_source`` is how its draw ended."""
-        pool = self.core.pool
-        held = pool.waiting_for() if pool is not None else None
-        producer = self.producer
-        if producer is None:
-            if pool is None:  # this thread is not it: it would not wait
-                return "the work: it is done in the thread that copies to the device"
-            return held or "no worker has anything to do"
-        reason = self.supplier.waiting_for()
+        pool, supplier = self.core.pool, self.supplier
+        reason = supplier.waiting_for()
         if reason is None and of_source is not None:
             reason = str(of_source).replace(GAVE_UP, "it waits for ")
+        if reason is None and self.patience.waiting:
+            reason = f"it waits for {self.patience.reason}"
+        if reason is None and supplier.planning_since is not None:
+            seconds = time.monotonic() - supplier.planning_since
+            reason = f"it has been at work on one batch for {seconds:.1f} s"
         if reason is not None:
             return f"the source: {reason}"
-        if producer.patience.waiting:
-            return f"the source: it waits for {producer.patience.reason}"
-        since = self.supplier.planning_since
-        if since is not None:
-            return f"the source: it has been at work on one batch for {seconds_since(since)}"
+        held = None if pool is None else pool.waiting_for()
         if held is not None:
             return f"the workers: {held}"
         if self.train_queue.depth:
-            return (
-                "the copy to the device"
-                if self.transfer is not None
-                else "batches that come before the finished ones"
-            )
-        if pool is not None:
-            return "the workers: the job is at work in the producer thread"
-        copies = "" if self.transfer is None else ", or copied to the device"
-        return f"the work: a batch is being made in the producer thread{copies}"
+            if self.transfer is not None:
+                return "the copy to the device"
+            return "batches that come before the finished ones"
+        if self.producer is None:
+            return "the work: it is done in the thread that copies" if pool is None else "the order"
+        return "the work: a batch is being made in the producer thread"
 
-    # -- what the core asks, see `Stages` ----------------------------------------------------------
-
-    @property
-    def depth(self) -> int:
-        return self.train_queue.depth + self._opening.depth
-
-    def break_(self, error: Broken) -> None:
-        for queue in (self.train_queue, self.queue, self._opening):
-            queue.break_(error)
+    # -- what the core asks ------------------------------------------------------------------------
 
     def close_queues(self) -> None:
-        for queue in (self.train_queue, self.queue, self._opening):
+        for queue in self.queues:
             queue.close()
-        self.credits.close()
+        self.supply.close()
 
     def join_transfer(self, deadline: Deadline) -> list[str]:
+        """Wait for the thread behind the train queue; the names of what did not end in time."""
         return [] if self.transfer is None or self.transfer.join(deadline.left()) else ["streamer"]
 
     def join_producer(self, deadline: Deadline) -> list[str]:
+        """As `join_transfer`, of the producer."""
         producer = self.producer
-        if producer is None:
+        if producer is None or join(producer, min(_TELL_AFTER_S, deadline.left_or_inf())):
             return []
-        left = deadline.left()
-        if left is None or left > _TELL_AFTER_S:
-            if producer.join(_TELL_AFTER_S):
-                return []
+        left = deadline.left_or_inf()
+        if left:
             text = (
                 "close() waits up to %.0f s more for the %s, which has not come back: Ctrl-C "
                 "ends the wait"
             )
-            log.warning(text, deadline.left_or_inf(), self.supplier.name)
-        return [] if producer.join(deadline.left()) else [self.supplier.name]
+            log.warning(text, left, self.supplier.name)
+        return [] if join(producer, left) else [self.supplier.name]
 
     def release_leases(self, timeout_s: float, used: bool) -> None:
-        iterator = self.iterator()
+        """What was planned and not used belongs to the source again."""
+        iterator = None if self.iterator is None else self.iterator()
         if used and iterator is not None:
             iterator.settle()
         # A caller that draws ends soon, and plans nothing later: see `Leasing`.
@@ -291,12 +231,6 @@ class Iteration:
             if held:
                 self.supply.turn.release()
 
-    def _fail(self, error: BaseException) -> None:
-        """As the core's, and it keeps this object for as long as the producer runs: it is joined at
-        exit.
-        """
-        self.core.break_(error)
-
     # -- its own end -------------------------------------------------------------------------------
 
     def abandon(self) -> None:
@@ -304,11 +238,10 @@ class Iteration:
 
         Any thread of the process that made it.
         """
-        jobs = self.tasks.jobs if isinstance(self.tasks, TaskDispatch) else []
-        for job in (*jobs, *self._opening_jobs):
+        for job in self.jobs or ():
             job.over = True
-        jobs.clear()
-        self._opening_jobs.clear()
+        if self.jobs:
+            self.jobs.clear()
         self.supplier.close()
         self.close_queues()
         if isinstance(self.tasks, InlineTasks):
@@ -319,6 +252,3 @@ class Iteration:
         """Cancel what is under way, and wait for the transfer thread."""
         self.abandon()
         self.join_transfer(Deadline(CLOSE_TIMEOUT_S))
-
-
-def _nothing() -> None: ...

@@ -19,10 +19,9 @@ from typing import Any, Literal
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.pipeline.batch import Batch, Failure, StreamEnd
-from async_loader.pipeline.dispatch import InlineTasks, TaskDispatch
 from async_loader.pipeline.iteration import Iteration
-from async_loader.pipeline.job_queue import Job
 from async_loader.pipeline.producer import NO_WAIT
+from async_loader.pipeline.tasks import InlineTasks
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END
 from async_loader.stats import LearnerMeter, StageStats
@@ -76,25 +75,17 @@ class BatchIterator(Iterator[Any]):
         # kept: an iteration in use outlives a loader that was dropped
         self._engine: object = engine
         self._iteration = iteration
-        self._core = iteration.core
         self._queue = iteration.queue
         self._supply = iteration.supply
-        self._supplier = iteration.supplier
-        self._credits = iteration.credits
-        self._inline = iteration.inline
-        self._transfer = iteration.transfer
-        tasks = iteration.tasks
-        self._jobs: list[Job] | None = tasks.jobs if isinstance(tasks, TaskDispatch) else None
-        self._read = (
-            self._core.output.hand_out if iteration.transfer is None else iteration.transfer.receive
-        )
+        transfer = iteration.transfer
+        self._read = iteration.core.output.hand_out if transfer is None else transfer.receive
         self._on_error = on_error
         self._timeout_s = timeout_s
         self._warned = not warns
         self._finish = finish
         self._fill = fill
         self._lease: object = None  # of the batch that was handed out last, until that is used
-        self._at_once = Patience(self._core.end, Deadline(0.0))
+        self._at_once = Patience(iteration.core.end, Deadline(0.0))
         self._pid = os.getpid()
         iteration.iterator = weakref.ref(self)
 
@@ -120,10 +111,11 @@ class BatchIterator(Iterator[Any]):
         if self.closed:
             raise StopIteration
         if os.getpid() != self._pid:  # locks may be held for ever here
-            self._core.check()
+            self._iteration.core.check()
         try:
             self.settle()
-            batch = self._do_here(self._inline) if self._inline is not None else self._next()
+            inline = self._iteration.inline
+            batch = self._next() if inline is None else self._do_here(inline)
         except Closed:
             self.close()
             raise StopIteration from None
@@ -133,7 +125,7 @@ class BatchIterator(Iterator[Any]):
     def settle(self) -> None:
         """The batch that was handed out last is used, where its source wants to know that."""
         if self._lease is not None:
-            self._supplier.settle(self._lease)
+            self._iteration.supplier.settle(self._lease)
             self._lease = None
 
     def _next(self) -> Any:
@@ -141,10 +133,7 @@ class BatchIterator(Iterator[Any]):
         while True:
             # as a rule a batch is ready, or drawn without a wait; caches are cold here: every call
             # counts
-            if self._iteration.patience is None:
-                item = self._queue.take()
-            else:
-                item = self._draw(self._at_once)
+            item = self._draw(self._at_once) if self._iteration.draws else self._queue.take()
             if item is None:
                 deadline = deadline or Deadline(self._timeout_s)
                 item = self._wait(deadline)
@@ -156,7 +145,7 @@ class BatchIterator(Iterator[Any]):
             if item is END:
                 self._exhaust()
             if type(item) is StreamEnd:
-                self._supplier.stream_ended(item.worker)
+                self._iteration.supplier.stream_ended(item.worker)
                 self._pay()
                 continue
             assert type(item) is Failure
@@ -165,7 +154,7 @@ class BatchIterator(Iterator[Any]):
             self._hand_out(item.lease)
             if self._on_error != "skip":
                 if self._on_error == "fatal":
-                    self._core.break_(item.error)
+                    self._iteration.core.break_(item.error)
                 raise item.error
             self.settle()
             self.skipped, failed = self.skipped + 1, failed + 1
@@ -177,7 +166,8 @@ class BatchIterator(Iterator[Any]):
 
     def _made(self, item: Batch) -> Any:
         """What is handed out of a batch: see NOTE [read and pay]. `_DROPPED`: it is another's."""
-        if self._jobs is not None:
+        sends = self._iteration.jobs is not None
+        if sends:
             self._pay()
         try:
             batch = self._read(item)
@@ -189,7 +179,7 @@ class BatchIterator(Iterator[Any]):
             self._hand_out(item.lease)
             raise
         finally:
-            if self._jobs is None:
+            if not sends:
                 self._pay()
         if not self._hand_out(item.lease):
             return _DROPPED
@@ -201,16 +191,17 @@ class BatchIterator(Iterator[Any]):
         """Whether the batch is still ours: see `Leasing`."""
         if lease is None:
             return True
-        ours = self._supplier.hand_out(lease)
+        ours = self._iteration.supplier.hand_out(lease)
         if ours:
             self._lease = lease
         return ours
 
     def _pay(self) -> None:
         """There may be another task in the place of what was taken."""
-        self._credits.give(self._queue.given)
-        if self._jobs is not None:
-            self._jobs[:] = [job for job in self._jobs if not job.over]  # they hold slots
+        self._supply.give(self._queue.given)
+        jobs = self._iteration.jobs
+        if jobs is not None:
+            jobs[:] = [job for job in jobs if not job.over]  # they hold slots
             self._supply.fill()
 
     def _exhaust(self) -> None:
@@ -229,8 +220,8 @@ class BatchIterator(Iterator[Any]):
         """Draw a task and do it."""
         supply = self._supply
         try:
-            self._core.check()
-            task = self._supplier.draw(NO_WAIT)
+            self._iteration.core.check()
+            task = supply.supplier.draw(NO_WAIT)
         except Exception:
             self.close()
             raise
@@ -255,7 +246,7 @@ class BatchIterator(Iterator[Any]):
         """Draw a batch in this thread; ``None``: the device is not there yet, or `_at_once` it
         cannot be.
         """
-        iteration, transfer = self._iteration, self._transfer
+        iteration, transfer = self._iteration, self._iteration.transfer
         self._queue.check()
         if transfer is not None and not transfer.opened:
             return None
@@ -277,37 +268,34 @@ class BatchIterator(Iterator[Any]):
     # -- waiting -----------------------------------------------------------------------------------
 
     def _wait(self, deadline: Deadline) -> Any:
+        iteration = self._iteration
         part = Deadline(_WARN_AFTER_S) if not self._warned and deadline.left() is None else deadline
         while True:
-            self._core.check()
-            patience, item = self._iteration.patience, None
+            iteration.core.check()
+            draws, item = iteration.draws, None
             try:
-                if patience is not None:
-                    patience.deadline = part
-                    item = self._draw(patience)
+                if draws:
+                    iteration.patience.deadline = part
+                    item = self._draw(iteration.patience)
                 else:
                     self._pay()  # a signal may have cut the last one short
                 if item is None:
-                    self._iteration.refuse_deadlock()
+                    iteration.refuse_deadlock()
                     item = self._queue.get(part)
             except Timeout as error:
-                self._give_up_or_warn(deadline, error if patience is not None else None)
-                part = deadline
+                iteration.core.check()
+                reason = iteration.diagnosis(error if draws else None)
+                if deadline.expired:
+                    raise Timeout(f"no batch within {self._timeout_s:g} s: {reason}") from None
+                self._warned, part = True, deadline
+                text = (
+                    f"no batch for {_WARN_AFTER_S:g} s: {reason}. next() goes on waiting; a loader "
+                    "with timeout_s= raises Timeout instead"
+                )
+                warnings.warn(text, RuntimeWarning, stacklevel=5)
                 continue
             if item is not None:
                 return item
-
-    def _give_up_or_warn(self, deadline: Deadline, of_source: Timeout | None) -> None:
-        self._core.check()
-        reason = self._iteration.diagnosis(of_source)
-        if deadline.expired:
-            raise Timeout(f"no batch within {self._timeout_s:g} s: {reason}")
-        self._warned = True
-        text = (
-            f"no batch for {_WARN_AFTER_S:g} s: {reason}. next() goes on waiting; a loader with "
-            "timeout_s= raises Timeout instead"
-        )
-        warnings.warn(text, RuntimeWarning, stacklevel=6)
 
     # -- the iteration -----------------------------------------------------------------------------
 
@@ -316,35 +304,7 @@ class BatchIterator(Iterator[Any]):
         """Tasks, from the first on, that are not to be done again: their batch was given, or their
         error raised.
         """
-        passed = self._supply.seq if self._inline is not None else self._queue.turn
-        failed = self._supply.failed_draw
-        return passed if failed is None else min(passed, failed)
-
-    @property
-    def beyond(self) -> tuple[int, ...]:
-        """Numbers of later tasks that are not to be done again either: where the order is not
-        kept.
-        """
-        return () if self._inline is not None else self._queue.beyond
-
-    def openings(self) -> list[Any]:
-        """What the workers answered to the opening task: a `Failure` for what one raised. Waits for
-        all of them.
-
-        Raises
-        ------
-        Timeout
-            Not all have answered in time. The next call waits for the others.
-        Closed, Broken
-        """
-        try:
-            return self._iteration.take_openings(Deadline(self._timeout_s))
-        except Timeout:
-            text = (
-                f"not all workers have begun within {self._timeout_s:g} s: "
-                f"{self._iteration.diagnosis()}"
-            )
-            raise Timeout(text) from None
+        return self._queue.turn if self._iteration.inline is None else self._supply.seq
 
     def stage(self) -> StageStats | None:
         """Counters of the thread behind the train queue; ``None`` without such a thread."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.pipeline import codec
+from async_loader.pipeline.batch import Outcome
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import BatchBuffer
@@ -52,6 +53,13 @@ class Job:
     results: dict[int, Any] = field(default_factory=dict)
     over: bool = False
     worker: int | None = None
+
+    def finish(self, outcome: Outcome) -> None:
+        """Pass its outcome on, unless it is over."""
+        if not self.over:
+            self.over = True
+            self.results.clear()
+            self.ready.put(self.seq, outcome)
 
 
 @dataclass(slots=True, eq=False)
@@ -125,42 +133,15 @@ class Chunk:
     worker: int | None = None
 
 
-class JobQueue:
-    """First in, first out, from any thread; a chunk that was taken and not begun may be put back to
-    the front.
-
-    Parts for one worker alone wait in a line of their own, and go before the others.
-    """
-
-    def __init__(self) -> None:
-        self._common: deque[Chunk] = deque()
-        self._own: dict[int, deque[Chunk]] = {}
-
-    def _line(self, chunk: Chunk) -> deque[Chunk]:
-        return self._common if chunk.worker is None else self._own.setdefault(chunk.worker, deque())
-
-    def put(self, chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            self._line(chunk).append(chunk)
-
-    def put_back(self, chunk: Chunk) -> None:
-        self._line(chunk).appendleft(chunk)
+class JobQueue(deque[Chunk]):
+    """First in, first out. A chunk that was taken and not begun goes back to the front."""
 
     def take(self, worker: int) -> Chunk | None:
-        """The next chunk for this worker whose job is not over; ``None`` if all are over."""
-        for line in (self._own.get(worker), self._common):
-            while line:
-                try:
-                    chunk = line.popleft()
-                except IndexError:
-                    break
-                if not chunk.job.over:
-                    return chunk
+        """The next chunk for this worker whose job is not over. Under the pool's lock."""
+        while self and self[0].job.over:
+            self.popleft()
+        for place, chunk in enumerate(self):
+            if chunk.worker in (None, worker) and not chunk.job.over:
+                del self[place]
+                return chunk
         return None
-
-    def clear(self) -> None:
-        self._common.clear()
-        self._own.clear()
-
-    def __len__(self) -> int:
-        return len(self._common) + sum(map(len, list(self._own.values())))

@@ -1,5 +1,5 @@
-"""Tasks on their way: `Credits` bound how many are, `Supply` draws them and has them done, in the
-consumer's thread or in that of a `Producer`.
+"""Tasks on their way: `Supply` draws them and has them done, in the consumer's thread or in one of
+its own, the producer.
 """
 
 from __future__ import annotations
@@ -9,71 +9,17 @@ from collections.abc import Callable
 from typing import Any
 
 from async_loader.errors import Broken, Closed, Timeout, WouldDeadlock
-from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience, join
+from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
-from async_loader.pipeline.dispatch import InlineTasks, PlanDispatch, TaskDispatch
-from async_loader.pipeline.task_supplier import TaskSupplier
+from async_loader.pipeline.tasks import (
+    InlineTasks,
+    PlanDispatch,
+    TaskDispatch,
+    TaskSupplier,
+)
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.source import END
-
-
-class Credits:
-    """How many tasks may be under way: task ``seq`` may be drawn when fewer than ``count`` before
-    it are not given back.
-
-    No credit is taken: how many are out follows from the number of the next task, and from how many
-    were given back since the beginning.
-
-    Giving back neither blocks nor makes a system call: those let go of the GIL, and the producer
-    that was just woken would take it and keep the learner waiting inside `next`. So the producer
-    waits on a bare lock, not on a descriptor.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.given = 0
-        self._count = count
-        self._closed = False
-        self._gate = AutoResetEvent()
-        self._waiting = False
-
-    def room(self, seq: int) -> bool:
-        """Whether task ``seq`` may be drawn now. Raises Closed after `close`."""
-        if self._closed:
-            raise Closed("closed")
-        return seq - self.given < self._count
-
-    def wait(self, seq: int, deadline: Deadline | None = None) -> None:
-        """Wait until task ``seq`` may be drawn. One thread waits.
-
-        Raises
-        ------
-        Closed, Timeout
-        """
-        while not self.room(seq):
-            left = None if deadline is None else deadline.left()
-            if left == 0.0:
-                raise Timeout("no credit was given back")
-            self._waiting = True
-            # Looked at again after `_waiting` was set, as `give` looks at it after counting: one of
-            # the two sees the other.
-            if seq - self.given >= self._count and not self._closed:
-                self._gate.pass_through(left)
-            self._waiting = False
-
-    def give(self, given: int) -> None:
-        """``given`` credits were given back so far, this one included."""
-        self.given = given
-        if self._waiting:
-            self._gate.open()
-
-    def close(self) -> None:
-        """A thread that waits, or asks later, gets Closed. Takes no lock: it may run in a
-        finalizer.
-        """
-        self._closed = True
-        self._gate.open()
-
 
 NO_WAIT = Patience(deadline=Deadline(0.0))
 
@@ -114,38 +60,77 @@ class DrawCosts:
 class Supply:
     """Draws the tasks of one iteration and has them done, one at a time, in the thread that calls.
 
+    Task ``seq`` may be drawn when fewer than ``count`` before it are not given back. Giving back
+    neither blocks nor makes a system call: those let go of the GIL, and the producer that was just
+    woken would take it and keep the learner waiting inside `next`. So the producer waits on a bare
+    lock, not on a descriptor.
+
     Attributes
     ----------
     turn : Lock
         Held by the thread that draws.
     seq : int
         The number of the next task.
+    given : int
+        Tasks whose credits were given back.
     ended : bool
         There are no more.
-    failed_draw : int | None
-        The number that drawing failed at: it has no task.
     """
 
     def __init__(
         self,
         supplier: TaskSupplier,
         dispatch: InlineTasks | TaskDispatch | PlanDispatch,
-        credits: Credits,
+        count: int,
         ready: TrainQueue,
     ) -> None:
         self.supplier = supplier
-        self.credits = credits
         self.turn = threading.Lock()
-        self.seq = 0
+        self.seq = self.given = 0
         self.ended = False
-        self.failed_draw: int | None = None
         self._dispatch = dispatch
+        self._count = count
         self._ready = ready
+        self._closed = False
+        self._gate = AutoResetEvent()
+        self._waiting = False
+
+    # -- credits -----------------------------------------------------------------------------------
 
     @property
-    def out(self) -> int:
-        """Tasks under way. The one that is being drawn does not count."""
-        return self.seq - self.credits.given
+    def room(self) -> bool:
+        """Whether the next task may be drawn now. Raises Closed after `close`."""
+        if self._closed:
+            raise Closed("closed")
+        return self.seq - self.given < self._count
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait until the next task may be drawn. One thread waits. Raises Closed, Timeout."""
+        while not self.room:
+            left = deadline.left()
+            if left == 0.0:
+                raise Timeout("no credit was given back")
+            self._waiting = True
+            # Looked at again after `_waiting` was set, as `give` looks at it after counting: one of
+            # the two sees the other.
+            if not self.room:
+                self._gate.pass_through(left)
+            self._waiting = False
+
+    def give(self, given: int) -> None:
+        """``given`` credits were given back so far, this one included."""
+        self.given = given
+        if self._waiting:
+            self._gate.open()
+
+    def close(self) -> None:
+        """A thread that waits, or asks later, gets Closed. Takes no lock: it may run in a
+        finalizer.
+        """
+        self._closed = True
+        self._gate.open()
+
+    # -- tasks -------------------------------------------------------------------------------------
 
     def draw(self, patience: Patience, *, here: bool = False) -> Outcome | Any:
         """Draw a task, for which there is a credit, and have it done.
@@ -186,11 +171,8 @@ class Supply:
                     raise
                 if not drawn:
                     self.seq = seq + 1
-                    if self.supplier.ends_by_errors:
-                        self.ended, self.failed_draw = True, seq
-                failure = Failure(guarded(error), lease=getattr(task, "lease", None))
-                failure.seq = seq
-                return failure
+                    self.ended = self.supplier.ends_by_errors
+                return Failure(guarded(error), seq=seq, lease=getattr(task, "lease", None))
 
     def produce(self, patience: Patience, *, here: bool = False) -> None:
         """As `draw`; what it returns goes to the train queue."""
@@ -209,7 +191,7 @@ class Supply:
         ------
         Closed, Timeout
         """
-        self.credits.wait(self.seq, deadline)
+        self.wait(deadline)
         seq = self.seq
         outcome = self.draw(NO_WAIT)
         if outcome is END or isinstance(outcome, StreamEnd):
@@ -219,8 +201,28 @@ class Supply:
 
     def fill(self) -> None:
         """Draw tasks while there are credits. In the consumer's thread. Raises Closed."""
-        while not self.ended and self.credits.room(self.seq):
+        while not self.ended and self.room:
             self.produce(NO_WAIT, here=True)
+
+    def producer(
+        self, patience: Patience, end: EndFlag, on_broken: Callable[[BaseException], None]
+    ) -> threading.Thread:
+        """The thread for suppliers that may wait: one task for each credit, until there are no more
+        or the end flag is raised. ``on_broken`` is told when it cannot go on.
+        """
+
+        def run() -> None:
+            try:
+                while not self.ended:
+                    self.wait(Deadline(None))
+                    self.produce(patience)
+            except Closed:
+                self._ready.close()  # of a dropped loader: nothing else wakes the streamer
+            except BaseException as error:  # the top of a thread: forward, never die silently
+                on_broken(Broken(f"the producer failed: {error!r}"))
+
+        end.on_set(self.close)
+        return threading.Thread(target=run, name="async-loader-producer", daemon=True)
 
 
 def _is_of_the_call(error: BaseException, patience: Patience, here: bool) -> bool:
@@ -230,61 +232,3 @@ def _is_of_the_call(error: BaseException, patience: Patience, here: bool) -> boo
     if isinstance(error, WouldDeadlock):
         return here and patience is not NO_WAIT
     return here and isinstance(error, KeyboardInterrupt | GeneratorExit)
-
-
-class Producer:
-    """The thread for suppliers that may wait: one task for each credit, until there are no more or
-    the end flag is raised.
-
-    Parameters
-    ----------
-    on_wait : callable
-        Called before each wait of the supplier.
-    on_broken : callable
-        Told when the thread cannot go on.
-
-    Attributes
-    ----------
-    patience : Patience
-        Of the supplier's waits.
-    """
-
-    def __init__(
-        self,
-        supply: Supply,
-        ready: TrainQueue,
-        end: EndFlag,
-        on_wait: Callable[[], None],
-        on_broken: Callable[[BaseException], None],
-    ) -> None:
-        self.patience = Patience(end, on_wait=on_wait)
-        self._supply = supply
-        self._ready = ready
-        self._on_broken = on_broken
-        end.on_set(supply.credits.close)
-        self._thread = threading.Thread(target=self._run, name="async-loader-producer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    @property
-    def started(self) -> bool:
-        return self._thread.ident is not None
-
-    def join(self, timeout_s: float | None) -> bool:
-        """Wait until the thread has ended; whether it has.
-
-        A source that blocks for ever cannot be ended.
-        """
-        return join(self._thread, timeout_s)
-
-    def _run(self) -> None:
-        supply = self._supply
-        try:
-            while not supply.ended:
-                supply.credits.wait(supply.seq)
-                supply.produce(self.patience)
-        except Closed:
-            self._ready.close()  # of a dropped loader: nothing else wakes the streamer
-        except BaseException as error:  # the top of a thread: forward, never die silently
-            self._on_broken(Broken(f"the producer failed: {error!r}"))

@@ -5,31 +5,29 @@ Knows neither the user's arguments nor the loader.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
-from async_loader.batch_layout import BatchLayout
 from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.local_collator import LocalCollator, Transform
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
-from async_loader.pipeline.batches.transform import Transform
+from async_loader.pipeline.batches.slot_allocator import HostOutput
 from async_loader.pipeline.codec import MainModule
-from async_loader.pipeline.device.backend import DirectBackend
-from async_loader.pipeline.dispatch import PlanDispatch
-from async_loader.pipeline.engine_core import CoreSettings, EngineCore
+from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator, OnError
 from async_loader.pipeline.job_queue import IterationSpec
-from async_loader.pipeline.producer import Credits, DrawCosts
-from async_loader.pipeline.task_supplier import SourceTasks
+from async_loader.pipeline.producer import DrawCosts
+from async_loader.pipeline.tasks import PlanDispatch, SourceTasks
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
-from async_loader.pipeline.workers.thread_pool import WorkerStates
+from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
 from async_loader.pipeline.workers.work import WorkerConfig, WorkerType
+from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.source import AnyThread, Source
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
@@ -81,25 +79,23 @@ class SourceEngine:
             buffers.check(schema, batch_size)
 
         def config(number: int) -> WorkerConfig:
-            work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, transform=of_batch)
+            work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, of_batch)
             return WorkerConfig(work, num_workers, None, torch_workers=False, number=number)
 
-        settings = CoreSettings(
-            unit="loader",
-            work_name="its jobs",
-            kind=worker_type if num_workers > 1 else "inline",
-            workers=num_workers,
-            context=context,
-            ahead=prefetch,
+        kind = worker_type if num_workers > 1 else "inline"
+        output = HostOutput(to_tensors=True, keep_slots=backend is not None)
+        end = EndFlag()
+        core = self.core = EngineCore(
+            "its jobs",
+            prefetch,
+            output,
+            end,
             slot_bytes=slot_bytes,
             always_slots=backend is not None,
             torch_workers=False,
         )
-        output = HostOutput(to_tensors=True, keep_slots=backend is not None)
-        end = EndFlag()
-        core = self.core = EngineCore(settings, output, end)
         slots = core.slots
-        work = SampleWork(None, collate_fn, worker_init_fn, seed, slots, output, of_batch)
+        work = SampleWork(None, collate_fn, worker_init_fn, seed, of_batch, source, slots, output)
         # Where the source knows its rows already, take the memory now: what does not fit is refused
         # before anything runs.
         if schema is not None and collate_fn is None:
@@ -107,33 +103,33 @@ class SourceEngine:
             if num_workers > 1:
                 slots.reserve(layout.nbytes)
         assembler: ChunkAssembler | None = None
-        if settings.kind == "thread":
-            threads = WorkerConfig(work, num_workers, None)
-            self._worker_states = WorkerStates(num_workers, threads, end)
-            core.use_threads(self._worker_states)
-        elif settings.kind == "process":
+        if kind == "thread":
+            self._worker_states = WorkerStates(
+                num_workers, lambda n: WorkerConfig(work, num_workers, None, number=n), end
+            )
+            states = weakref.ref(self._worker_states)
+            core.pool = ThreadPool(num_workers, states, end, core.break_)
+        elif kind == "process":
             collator = LocalCollator(slots, collate_fn)
             assembler = ChunkAssembler(slots, output, collator, chunk_size, whole=whole)
             assembler.main = MainModule()
-            core.use_processes(assembler, config)
+            core.pool = WorkerPool(num_workers, context, end, assembler, config, core.break_)
         ready = TrainQueue(in_order)
         spec = IterationSpec(0, seed, None, core.live)
         core.live.add(0)
         local = SampleTasks(work, ending=end)
         self._tasks = PlanDispatch(source, local, core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
-        covers = None if buffers is None or finish is not None else buffers.covers
-        transfer = None if backend is None else _streamer(backend, covers)
-        direct = backend is None or isinstance(backend, DirectBackend)
+        transfer = None if backend is None else _streamer(backend)
         # a user's function may depend on the thread that calls it
-        here = direct and core.pool is None and not whole and isinstance(source, AnyThread)
+        here = core.pool is None and not whole and isinstance(source, AnyThread)
         self.iteration = Iteration(
             core,
             spec,
             self._supplier,
             self._tasks,
             ready,
-            Credits(prefetch),
+            prefetch,
             transfer,
             DrawCosts() if here else None,
         )
@@ -182,8 +178,8 @@ class SourceEngine:
 
 
 def _streamer(
-    backend: DeviceBackend, covers: Callable[[BatchLayout], bool] | None
+    backend: DeviceBackend,
 ) -> Callable[[StreamerInput, TrainQueue], TransferThread]:
     from async_loader.pipeline.device.streamer import Streamer
 
-    return partial(Streamer, backend=backend, covers=covers)
+    return partial(Streamer, backend=backend)

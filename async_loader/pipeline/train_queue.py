@@ -153,14 +153,9 @@ class TrainQueue:
             self._beyond = {seq for seq in self._beyond if seq > after}
 
     @property
-    def beyond(self) -> tuple[int, ...]:
-        """Tasks behind `turn` whose turn is over all the same: where the order is not kept."""
-        return tuple(sorted(seq for seq in self._beyond if seq > self.turn))
-
-    @property
     def given(self) -> int:
         """How many turns are over."""
-        return self.turn + len(self.beyond)
+        return self.turn + len(self._beyond)
 
     @property
     def depth(self) -> int:

@@ -18,6 +18,7 @@ from async_loader.names import (
 )
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
+from async_loader.replay.episode_ends import how_ended
 from async_loader.replay.queues import capacity_of, check_limiter, check_stack
 from async_loader.replay.rate_limiter import Queue, RateLimiter
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
@@ -25,13 +26,11 @@ from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.replay.table.by_id import ById
-from async_loader.replay.table.episode_ends import how_ended
+from async_loader.replay.table.by_id import ById, TableParts
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
-from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table_methods import Change, TableMethods
 from async_loader.replay.views import View, checked_view
@@ -162,8 +161,8 @@ class ReplayBuffer(TableMethods):
         """Make a queue: each item is drawn exactly once, in the order of insertion; at most
         ``size`` items wait.
 
-        No item is lost: `add` waits while ``size`` items wait, and for a row (table/room.py, NOTE
-        [queue tables]). Over a feeder an item is delivered at least once: after a fault of a
+        No item is lost: `add` waits while ``size`` items wait, and for a row (table/streams.py,
+        NOTE [queue tables]). Over a feeder an item is delivered at least once: after a fault of a
         learner or a connection it may come again, flagged ``redelivered``. The end of an episode
         adds all steps that waited for it, up to n beyond ``size`` with n-step returns.
 

@@ -16,7 +16,6 @@ class LimiterState:
     Parameters
     ----------
     config : RateLimiter
-        The one that replaces it goes on with a `carried` account.
 
     Attributes
     ----------
@@ -24,11 +23,6 @@ class LimiterState:
         Items since the table was new. Deletions count for its size only, not for the ratio. But
         where each item is drawn a number of times, and none is overwritten before (a queue), draws
         that a deleted item had left are in ``sampled``: else its place would never be free again.
-    waiting : int
-        Steps that were written and are not items yet. They count for the ratio, not for the size.
-    needed : int
-        Items that the largest draw so far needs: each of its rows another, where the sampler
-        repeats none.
     """
 
     __slots__ = (
@@ -39,13 +33,11 @@ class LimiterState:
         "config",
         "deleted",
         "inserted",
-        "needed",
         "sampled",
-        "waiting",
     )
 
     def __init__(self, config: RateLimiter) -> None:
-        self.inserted = self.sampled = self.deleted = self.waiting = self.needed = 0
+        self.inserted = self.sampled = self.deleted = 0
         self.config = config
         self._min_size = config.min_size_to_sample
         self._spi = config.samples_per_insert
@@ -53,17 +45,9 @@ class LimiterState:
 
     def may_insert(self, n: int) -> bool:
         """Return whether ``n`` rows may be inserted at once."""
-        if self.inserted + n - self.deleted <= self._min_size or self._within_ratio(n):
+        if self.inserted + n - self.deleted <= self._min_size:
             return True
-        return n <= self._free_of_ratio()
-
-    def _within_ratio(self, n: int) -> bool:
-        """Return whether the ratio allows ``n`` more rows."""
-        return (self.inserted + n + self.waiting) * self._spi - self.sampled <= self._high
-
-    def _by_ratio(self) -> int:
-        """Return how many more rows the ratio allows, or one off: division rounds."""
-        return whole((self._high + self.sampled) / self._spi - self.inserted - self.waiting)
+        return (self.inserted + n) * self._spi - self.sampled <= self._high
 
     def may_insert_together(self, n: int) -> bool:
         """Return whether ``n`` rows may be inserted together.
@@ -74,17 +58,6 @@ class LimiterState:
             return True
         return n * self._spi <= self.window() and self.inserted - self.deleted < self._min_size
 
-    def _free_of_ratio(self) -> int:
-        """Return how many steps may be inserted regardless of the ratio, while waiting steps keep a
-        draw from its items.
-
-        A waiting step becomes an item with the next one of its stream. So the ratio could stop the
-        writers of several streams while the items are too few for any draw, and neither side would
-        ever continue.
-        """
-        lacking = max(self.needed, self._min_size) - self.inserted + self.deleted
-        return max(lacking, self.waiting) if self.waiting and lacking > 0 else 0
-
     def can_ever_insert(self, n: int) -> bool:
         """Return whether sampling alone leads to a state in which ``n`` rows may be inserted at
         once.
@@ -93,11 +66,9 @@ class LimiterState:
 
     def may_sample(self, n: int) -> bool:
         """Return whether ``n`` rows may be sampled at once."""
-        inserted = self.inserted
-        written = inserted + self.waiting
         return (
-            inserted - self.deleted >= self._min_size
-            and written * self._spi - self.sampled - n >= self._low
+            self.inserted - self.deleted >= self._min_size
+            and self.inserted * self._spi - self.sampled - n >= self._low
         )
 
     def insert(self, n: int) -> None:
@@ -111,31 +82,18 @@ class LimiterState:
 
     def insertable(self) -> int:
         """Return the most rows that may be inserted at once now; `UNLIMITED` without a limit."""
-        by_ratio = self._by_ratio()
+        by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted)
         if by_ratio == UNLIMITED:
             return UNLIMITED
-        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted, self._free_of_ratio())
+        n = max(0, by_ratio, self._min_size - self.inserted + self.deleted)
         # division rounds
         return n + 1 if self.may_insert(n + 1) else n - 1 if n and not self.may_insert(n) else n
-
-    def insertable_in_turn(self) -> int:
-        """Return how many rows a message may insert without another look, as many as single
-        insertions would.
-
-        A row makes items of several steps where some wait for it, and so ends what the minimum size
-        allows. While steps wait, that is counted on for one row only; the ratio counts rows.
-        """
-        n = self.insertable()
-        if n <= 1 or n == UNLIMITED or not self.waiting:
-            return n
-        by_ratio = self._by_ratio()
-        return max(1, min(n, by_ratio if self._within_ratio(by_ratio) else by_ratio - 1))
 
     def sampleable(self) -> int:
         """Return the most rows that may be sampled at once now; `UNLIMITED` without a limit."""
         if self.inserted - self.deleted < self._min_size:
             return 0
-        n = max(0, whole((self.inserted + self.waiting) * self._spi - self.sampled - self._low))
+        n = max(0, whole(self.inserted * self._spi - self.sampled - self._low))
         if n == UNLIMITED:
             return n
         # as in `insertable`
@@ -158,31 +116,15 @@ class LimiterState:
         more = self.insertable()
         if more == UNLIMITED:
             return UNLIMITED
-        return max(
-            0, whole((self.inserted + self.waiting + more) * self._spi - self.sampled - self._low)
-        )
+        return max(0, whole((self.inserted + more) * self._spi - self.sampled - self._low))
 
-    def carried(self, before: LimiterState | None) -> int:
-        """Return the samples to be added to the cursor for this limiter to go on where ``before``
-        was, in a table with the same counts; ``None``: there was no limiter.
-
-        The cursor stays as far from where it is at the minimum size as it was, between the bounds.
-        Without this the ratio would be asked of all that was ever inserted.
+    def carried(self) -> int:
+        """Return the samples to be added to the cursor for another limiter to begin where it is at
+        the minimum size. Without this the ratio would be asked of all that was ever inserted.
         """
-        start = self._min_size * self._spi
-        low, high = self._low - start, self._high - start
-        known = before is not None and max(abs(one) for one in before.config.bounds) < math.inf
-        apart = before._from_start() if known and before is not None else 0.0
-        added = min(max(apart, low), high) - self._from_start()
-        return 0 if high - low == math.inf else round(added)
-
-    def _from_start(self) -> float:
-        """Return how far the cursor is, or would be after free inserts, from where it is at the
-        minimum size.
-        """
-        written = self.inserted + self.waiting
-        free = max(0, self._min_size - (written - self.deleted))
-        return (written + free - self._min_size) * self._spi - self.sampled
+        free = max(0, self._min_size - self.inserted + self.deleted)
+        ahead = (self.inserted + free - self._min_size) * self._spi - self.sampled
+        return 0 if self.window() == math.inf else -round(ahead)
 
     def window(self) -> float:
         """Return the samples between the two bounds."""
@@ -218,16 +160,15 @@ class LimiterState:
                 f"sampling {n:,} needs the table to hold {self._min_size:,} items, it holds "
                 f"{size:,}: add {missing:,} more"
             )
-        over = self._low - ((self.inserted + self.waiting) * self._spi - self.sampled - n)
+        over = self._low - (self.inserted * self._spi - self.sampled - n)
         return (
             f"sampling {n:,} more would be {number_text(over)} samples further ahead of inserting "
             f"than {self.config} allow: insert at least {missing:,} more"
         )
 
     def _inserts_before_sampling(self, n: int) -> int:
-        written = self.inserted + self.waiting
         by_ratio = (
-            math.ceil((self._low + self.sampled + n) / self._spi - written)
+            math.ceil((self._low + self.sampled + n) / self._spi - self.inserted)
             if math.isfinite(self._low)
             else 0
         )
@@ -247,14 +188,14 @@ class LimiterState:
 
     def why_not_insert(self, n: int) -> str:
         """Say why `may_insert` refuses ``n`` insertions, and what would change it."""
-        over = (self.inserted + self.waiting + n) * self._spi - self.sampled - self._high
+        over = (self.inserted + n) * self._spi - self.sampled - self._high
         remedy = f"sample at least {number_text(math.ceil(over))} more"
         if n * self._spi > self.window():
             most = number_text(self.window() // self._spi)
             remedy = f"insert at most {most} at a time, of these {self.insertable():,} now"
         size = self.config.queue_size
         if size is not None:
-            waiting = self.inserted + self.waiting - self.sampled
+            waiting = self.inserted - self.sampled
             return (
                 f"inserting {n:,} more finds {waiting:,} items that wait to be sampled, and at "
                 f"most {size:,} may: {remedy}"

@@ -26,12 +26,9 @@ class RateLimiter:
     has not yet spent. The rules are those of Reverb (Cassirer et al. 2021, section 3.3;
     ``rate_limiter.cc``).
 
-    A step counts as inserted when it is written, also while it still waits for its successors
-    (``Field(next=...)``, n-step returns): the end of an episode, with which several steps can be
-    drawn at once, moves the cursor by one step. ``min_size_to_sample`` counts rows that can be
-    drawn, and so does everything in a table with ``max_times_sampled``. While the steps that wait
-    keep a draw from the items that it needs, inserting goes on beyond the bounds, by as many steps
-    as wait.
+    A step counts as inserted when it can be drawn: with ``Field(next=...)`` and n-step returns it
+    waits for its successors first. The end of an episode, with which several steps can be drawn at
+    once, may move the cursor beyond its bound by these.
 
     Parameters
     ----------

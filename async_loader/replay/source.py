@@ -232,7 +232,7 @@ class ReplaySource:
         if self._goal_numbers is None:
             seeds = self._goal_seeds
             self._goal_numbers = RandomNumbers(
-                self._table_state.goal_seeds() if seeds is None else seeds
+                self._table_state.seeds.spawn(1)[0] if seeds is None else seeds
             )
         return self._goal_numbers
 

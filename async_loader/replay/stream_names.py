@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Container, Hashable, Iterable, Iterator, MappingView
+import secrets
+from collections.abc import Container, Hashable, Iterator, MappingView
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from async_loader.errors import ConfigError, SchemaError
 MANY_STREAMS = 256
 """Streams of one writer, from which on it forgets those whose episodes have ended."""
 
-_numbers = itertools.count()
+_numbers = itertools.count(secrets.randbits(48))
+"""Of fresh names: a loaded table has none of these."""
 
 
 class StreamName(tuple[Any, ...]):
@@ -53,18 +55,6 @@ _PLAIN = (int, str, StreamName)
 def fresh_stream() -> StreamName:
     """Make a name that no other stream has."""
     return StreamName(("writer", next(_numbers)))
-
-
-def pass_over(names: Iterable[Hashable]) -> None:
-    """Skip these names in `fresh_stream` from now on: a loaded table has them."""
-    global _numbers
-    taken = [
-        name[1]
-        for name in names
-        if isinstance(name, tuple) and len(name) == 2 and name[0] == "writer"
-    ]
-    least = max((one for one in taken if isinstance(one, int)), default=-1) + 1
-    _numbers = itertools.count(max(next(_numbers), least))
 
 
 def stream_name(stream: object) -> Hashable:

@@ -15,8 +15,8 @@ from async_loader.names import (
 )
 from async_loader.replay.arguments import count_of, one_of
 from async_loader.replay.base.row_format import TRUNCATED
+from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_names
-from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
@@ -105,9 +105,8 @@ class LocalWriter:
             raise misplaced_fields(f"{type(self).__name__}.append", misplaced)
         if self._closed:
             raise self._closed_error()
-        ends = self._ends if self._ends.known else self._look_up_ends()
         values = fields if step is None else dict(one_of(step, fields, "step"))
-        flags = ends.into(values, terminated, truncated)
+        flags = self._known_ends().into(values, terminated, truncated)
         name = self.stream if stream is None else self._named(stream)
         new = self._in.add(values, name, flags, priority, timeout_s, final_obs)
         self._steps += 1
@@ -151,15 +150,13 @@ class LocalWriter:
         if self._closed:
             raise self._closed_error()
         values = dict(one_of(batch, fields, "batch"))
-        ends = self._ends if self._ends.known else self._look_up_ends()
-        flags = ends.into_columns(values, terminated, truncated)
         names: Any = self.stream
         if stream is not None:
             known = self._table_state.table.streams if self._table_state.ready else ()
             names = stream_names(stream, count_of(values), known)
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
-        return self._insert(values, names, flags, final_obs, priority, timeout_s)
+        return self._extend(values, names, terminated, truncated, final_obs, priority, timeout_s)
 
     @explain_wrong_names
     def end_episode(
@@ -177,8 +174,9 @@ class LocalWriter:
         name = self.stream if stream is None else stream_name(stream)
         self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
 
-    def _look_up_ends(self) -> Ends:
-        self._ends = Ends(self.schema)
+    def _known_ends(self) -> Ends:
+        if not self._ends.known:
+            self._ends = Ends(self.schema)
         return self._ends
 
     def _extend_together(
@@ -199,20 +197,22 @@ class LocalWriter:
         if self._closed:
             raise self._closed_error()
         values = dict(batch)
-        ends = self._ends if self._ends.known else self._look_up_ends()
-        flags = ends.into_columns(values, terminated, truncated)
-        return self._insert(values, streams, flags, final_obs, priority, timeout_s, whole=True)
+        return self._extend(
+            values, streams, terminated, truncated, final_obs, priority, timeout_s, whole=True
+        )
 
-    def _insert(
+    def _extend(
         self,
         values: dict[str, Any],
         names: object,
-        flags: Ids | None,
+        terminated: object,
+        truncated: object,
         final_obs: object,
         priority: object,
         timeout_s: float | None,
         whole: bool = False,
     ) -> Ids:
+        flags = self._known_ends().into_columns(values, terminated, truncated)
         try:
             ids = self._in.extend(values, names, priority, timeout_s, final_obs, flags, whole)
         except (Timeout, WouldDeadlock, Closed) as error:

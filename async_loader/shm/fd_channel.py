@@ -23,8 +23,8 @@ from async_loader.shm.segment import Segment, close_all
 _INLINE = 48 << 10
 _RECORD = 64 << 10
 _MAX_FDS = 250  # the kernel takes 253
-# bytes of message, bytes of payload, and whether each of them is in a memfd
-_HEADER = struct.Struct("<QQBB")
+# bytes of the message, and of the memfd that has the payload, 0 for none
+_HEADER = struct.Struct("<QQ")
 
 Message = tuple[Any, ...]
 
@@ -77,11 +77,10 @@ class FdChannel:
             BrokenPipeError, ConnectionResetError if the other end is closed; BlockingIOError if its
             buffer is full.
         """
-        pickled = pickle.dumps(message, protocol=5)
-        head = pickled if len(pickled) <= _INLINE else _spill(pickled)
-        if isinstance(payload, bytes) and len(payload) + _inline(head) > _INLINE:
+        head = pickle.dumps(message, protocol=5)
+        if isinstance(payload, bytes) and len(payload) + len(head) > _INLINE:
             payload = _spill(payload)
-        beside = [part for part in (head, payload) if isinstance(part, Segment)]
+        beside = [payload] if isinstance(payload, Segment) else []
         if len(fds) + len(beside) > _MAX_FDS:
             raise CannotSend(
                 f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them "
@@ -89,11 +88,9 @@ class FdChannel:
             )
         descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
-        header = _HEADER.pack(
-            _size(head), _size(payload), isinstance(head, Segment), isinstance(payload, Segment)
-        )
-        inline = [part for part in (head, payload) if isinstance(part, bytes)]
-        self._sock.sendmsg([header, *inline], ancillary, socket.MSG_NOSIGNAL)
+        inline = b"" if isinstance(payload, Segment) else payload
+        header = _HEADER.pack(len(head), sum(segment.nbytes for segment in beside))
+        self._sock.sendmsg([header, head, inline], ancillary, socket.MSG_NOSIGNAL)
 
     def receive(self) -> Record | None:
         """Return the next record; ``None`` if the other end is closed.
@@ -111,19 +108,14 @@ class FdChannel:
         fds = array.array("i")
         for _level, _kind, raw in ancillary:
             fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-        message_bytes, payload_bytes, message_beside, payload_beside = _HEADER.unpack_from(data)
-        start = _HEADER.size
+        message_bytes, segment_bytes = _HEADER.unpack_from(data)
+        start = _HEADER.size + message_bytes
         try:
-            # The mapping outlives the descriptor, which the segment closes when it is dropped here.
-            if message_beside:
-                message = pickle.loads(Segment.attach(fds.pop(0), message_bytes).view())
-            else:
-                message = pickle.loads(memoryview(data)[start : start + message_bytes])
-                start += message_bytes
-            if payload_beside:
-                payload: Any = Segment.attach(fds.pop(0), payload_bytes).bytes()
-            else:
-                payload = data[start : start + payload_bytes]
+            message = pickle.loads(memoryview(data)[_HEADER.size : start])
+            payload: Any = data[start:]
+            if segment_bytes:
+                # The mapping outlives the descriptor, which the segment closes when it is dropped.
+                payload = Segment.attach(fds.pop(0), segment_bytes).bytes()
         except BaseException:
             close_all(fds)
             raise
@@ -137,14 +129,6 @@ class FdChannel:
 def from_fd(fd: int) -> FdChannel:
     """Return the end for an inherited or received descriptor."""
     return FdChannel(socket.socket(fileno=fd))
-
-
-def _size(part: bytes | Segment) -> int:
-    return part.nbytes if isinstance(part, Segment) else len(part)
-
-
-def _inline(part: bytes | Segment) -> int:
-    return 0 if isinstance(part, Segment) else len(part)
 
 
 def _spill(payload: bytes) -> Segment:

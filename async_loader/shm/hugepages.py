@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import sys
 import time
 import weakref
 from typing import Any
@@ -77,7 +76,7 @@ def aligned(fd: int, nbytes: int) -> Any:
 
     ``None`` if that fails or would be of no use: the caller then maps it with `mmap`.
     """
-    if nbytes < HUGE or not sys.platform.startswith("linux"):
+    if nbytes < HUGE:
         return None
     libc = _libc()
     start = libc.mmap(
@@ -159,8 +158,7 @@ def advise(address: int, nbytes: int, advice: int) -> None:
 
     ``address`` is a multiple of the page size. It is advice: nothing is raised.
     """
-    if sys.platform.startswith("linux"):
-        _libc().madvise(address, nbytes, advice)
+    _libc().madvise(address, nbytes, advice)
 
 
 @functools.cache

@@ -1,8 +1,7 @@
-"""A block of memory, or of a disk, that processes share. It never has a name that outlives its
-creation, so nothing is left behind.
+"""A block of memory, or of a disk, that processes share: a memfd, or a file without a name, so
+that nothing is left behind.
 
-Linux: a memfd. Elsewhere: POSIX shared memory whose name is removed as soon as it is open. Either
-way what travels to another process is the file descriptor, and the kernel frees the pages with the
+What travels to another process is the file descriptor, and the kernel frees the pages with the
 last of them.
 """
 
@@ -13,7 +12,6 @@ import errno
 import fcntl
 import mmap
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
@@ -23,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, OutOfMemory, Unsupported
+from async_loader.errors import ConfigError, OutOfMemory
 from async_loader.interrupts import SignalsDeferred
 from async_loader.shm import hugepages
 from async_loader.shm.limits import available_bytes, human
@@ -63,7 +61,11 @@ class Segment:
         segment = cls.__new__(cls)
         segment._map, segment.nbytes = None, nbytes
         with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
-            segment._fd = _anonymous_fd() if folder is None else _nameless_file(folder)
+            if folder is None:
+                flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+                segment._fd = os.memfd_create("async_loader", flags)
+            else:
+                segment._fd = _nameless_file(folder)
         return segment
 
     @classmethod
@@ -162,14 +164,7 @@ class Segment:
     def seal(self) -> None:
         """Forbid any change of its size, so that a process that maps it need not trust the one that
         made it.
-
-        Raises
-        ------
-        Unsupported
-            If the kernel has no seals.
         """
-        if not hasattr(fcntl, "F_ADD_SEALS"):
-            raise Unsupported("this platform cannot seal shared memory: use another transport")
         fcntl.fcntl(
             self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         )
@@ -212,12 +207,6 @@ def check_fits(nbytes: int, purpose: str) -> None:
         )
 
 
-def _anonymous_fd() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("async_loader", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    return _unlinked_shm()
-
-
 def _nameless_file(folder: str) -> int:
     flags = os.O_RDWR | os.O_CLOEXEC
     if hasattr(os, "O_TMPFILE"):
@@ -228,13 +217,4 @@ def _nameless_file(folder: str) -> int:
                 raise
     fd, name = tempfile.mkstemp(prefix=".async_loader-", dir=folder)
     os.unlink(name)
-    return fd
-
-
-def _unlinked_shm() -> int:
-    import _posixshmem
-
-    name = f"/al-{secrets.token_hex(8)}"
-    fd: int = _posixshmem.shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    _posixshmem.shm_unlink(name)
     return fd

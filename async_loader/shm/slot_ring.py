@@ -26,7 +26,6 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.interrupts import SignalsDeferred
 from async_loader.shm.segment import Segment
 
 _PAGE = 4096
@@ -101,18 +100,15 @@ class SlotRing:
 
     def _take_back(self) -> None:
         """Free the slots of leases that have died. Any thread."""
-        if not self._dead:
-            return
-        with SignalsDeferred():
-            while self._dead:
-                try:
-                    back = cast(_LeaseReturn, self._dead.popleft())
-                except IndexError:  # another thread took it
-                    return
-                if self._leases.get(back.slot) is back:
-                    del self._leases[back.slot]
-                    self._lent.pop(back.slot, None)
-                    self._free.appendleft(back.slot)
+        while self._dead:
+            try:
+                back = cast(_LeaseReturn, self._dead.popleft())
+            except IndexError:  # another thread took it
+                return
+            if self._leases.get(back.slot) is back:
+                del self._leases[back.slot]
+                self._lent.pop(back.slot, None)
+                self._free.appendleft(back.slot)
 
     def lend(self, slot: int) -> bool:
         """Return True if the consumer may keep this slot.

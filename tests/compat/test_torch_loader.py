@@ -159,7 +159,7 @@ def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, rand
         )
         for g in generators
     ]
-    drawn = Drawn(samplers[0], None, track=False)
+    drawn = Drawn(samplers[0], None)
     assert drawn._known
     for _ in range(2):
         assert [b.tolist() for b in drawn.epoch(0, 0)] == list(samplers[1])
@@ -209,9 +209,7 @@ def test_samplers_that_are_not_torchs_usual_ones_are_asked(sampler):
     sampler.generator = torch.Generator().manual_seed(1)
     expected = list(BatchSampler(sampler, 4, False))
     sampler.generator = torch.Generator().manual_seed(1)
-    assert [
-        list(b) for b in Drawn(BatchSampler(sampler, 4, False), None, track=False).epoch(0, 0)
-    ] == expected
+    assert [list(b) for b in Drawn(BatchSampler(sampler, 4, False), None).epoch(0, 0)] == expected
 
 
 def test_arrays_are_gathered_in_bulk_with_the_same_batches():

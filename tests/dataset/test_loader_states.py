@@ -5,7 +5,6 @@ the first.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 
 import hypothesis.strategies as st
@@ -180,54 +179,6 @@ def test_an_older_epoch_that_goes_on_changes_nothing_in_the_states_of_the_latest
         assert len(rest) >= 3
         two.load_state_dict(state)
         assert _batches(two) == rest
-
-
-class Augmented:
-    """Items with a random number each; item 0 waits for a signal."""
-
-    def __init__(self):
-        self.go = multiprocessing.get_context("fork").Event()
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, i):
-        if i == 0:
-            assert self.go.wait(60)
-        return i, random.getrandbits(30)
-
-
-@pytest.mark.slow
-def test_out_of_order_too_a_batch_has_the_random_numbers_that_it_would_have_had():
-    dataset = Augmented()
-
-    def load(in_order=False):
-        return DataLoader(
-            dataset,
-            batch_size=None,
-            num_workers=2,
-            seed=5,
-            in_order=in_order,
-            multiprocessing_context="fork",
-        )
-
-    dataset.go.set()
-    with load(True) as whole:
-        expected = [tuple(item) for item in whole]
-    dataset.go.clear()
-    with load() as one, load() as two, load() as three:
-        try:
-            epoch = iter(one)
-            got = [tuple(next(epoch)) for _ in range(3)]
-            two.load_state_dict(json.loads(json.dumps(one.state_dict())))
-            again = iter(two)
-            got += [tuple(next(again)) for _ in range(2)]
-            three.load_state_dict(json.loads(json.dumps(two.state_dict())))
-        finally:
-            dataset.go.set()
-        assert expected[0] not in got
-        got += [tuple(item) for item in three]
-    assert sorted(got) == expected
 
 
 class Noise:

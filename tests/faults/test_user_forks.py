@@ -135,30 +135,3 @@ def test_a_forked_child_may_build_a_loader_of_its_own(tmp_path):
         loader.close()
     """
     assert run(tmp_path, 2, body)["child"] == ["0"]
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_daemonic_process_has_workers_which_end_with_it(tmp_path, method):
-    body = """\
-        import multiprocessing
-        from multiprocessing import forkserver
-
-        def act(method, done):
-            loader = AsyncDataLoader(Batches(), 4, num_workers=2, multiprocessing_context=method)
-            say("first", first(next(loader)))
-            say("daemon", multiprocessing.current_process().daemon)
-            done.set()
-            signal.pause()
-
-        if __name__ == "__main__":
-            forkserver.ensure_running()  # that of a parent is no child of the fork
-            context = multiprocessing.get_context("fork")
-            done = context.Event()
-            context.Process(target=act, args=(sys.argv[1], done), daemon=True).start()
-            done.wait()
-    """
-    with Script(tmp_path, body, method) as script:
-        assert script.read("first") == ["0"]
-        assert script.read("daemon") == ["True"]
-        assert script.end() == (0, "")
-        script.wait_until_gone()

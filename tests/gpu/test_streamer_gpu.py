@@ -46,8 +46,8 @@ class SlowCopies(CudaBackend):
             torch.cuda._sleep(self.cycles)
         return super().upload(root, nbytes)
 
-    def register(self, memory: Any, unit: int) -> bool:
-        ok = super().register(memory, unit)
+    def register(self, memory: Any) -> bool:
+        ok = super().register(memory)
         self.locked += ok
         return ok
 
@@ -59,11 +59,8 @@ class SlowCopies(CudaBackend):
 class Line:
     """Train queue, streamer and cuda queue around one ring."""
 
-    def __init__(
-        self, device: torch.device, slots: int = 4, rows: int = 64, packed: bool = False
-    ) -> None:
-        make = BatchLayout.packed if packed else BatchLayout.contiguous
-        self.layout = make(SCHEMA, rows)
+    def __init__(self, device: torch.device, slots: int = 4, rows: int = 64) -> None:
+        self.layout = BatchLayout.contiguous(SCHEMA, rows)
         self.ring = SlotRing(slots, self.layout.nbytes, spare=1)
         self.backend = SlowCopies(device)
         self.train, self.cuda = TrainQueue(), TrainQueue()
@@ -116,9 +113,8 @@ def same(batch: dict[str, torch.Tensor], written: list[np.ndarray]) -> bool:
     )
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_what_arrives_is_what_was_written_and_index_stays_on_the_cpu(cuda, packed):
-    line = Line(cuda, packed=packed)
+def test_what_arrives_is_what_was_written_and_index_stays_on_the_cpu(cuda):
+    line = Line(cuda)
     try:
         for _ in range(50):
             written = line.send()

@@ -91,11 +91,7 @@ class Rig:
 
     def make(self, rows: int = 4, form: str = "contiguous") -> None:
         """One more batch in the train queue, in a slot while there are any."""
-        layout = (
-            BatchLayout.packed(SCHEMA, rows)
-            if form == "packed"
-            else BatchLayout.contiguous(SCHEMA, rows)
-        )
+        layout = BatchLayout.contiguous(SCHEMA, rows)
         buffer = filled(self.ring, self._rng, layout)
         self._expected.append([view.copy() for view in layout.views(buffer.root)])
         if form == "loose":

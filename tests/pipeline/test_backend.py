@@ -5,6 +5,7 @@ of the runtime, errors.
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from unittest.mock import MagicMock, call
 
 import numpy as np
@@ -13,8 +14,7 @@ import torch
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for, pieces
-from async_loader.pipeline.device.torch_backend import BlockViews
+from async_loader.pipeline.device.cuda_backend import BlockViews, CudaBackend, backend_for
 from async_loader.schema import Schema
 
 DTYPES = [
@@ -35,10 +35,9 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize("make", [BatchLayout.contiguous, BatchLayout.packed])
-def test_views_of_a_block_are_the_arrays_of_the_batch(make):
+def test_views_of_a_block_are_the_arrays_of_the_batch():
     for dtype in DTYPES:
-        layout = make(
+        layout = BatchLayout.contiguous(
             Schema.of(
                 {
                     "a": ((3, 2), dtype),
@@ -92,45 +91,40 @@ class Stubbed(CudaBackend):
         super().__init__(torch.device("cuda", 0))
         self.runtime, self.drained = runtime, 0
 
-    def _runtime(self) -> Runtime:
-        return self.runtime
-
     def _drain(self) -> None:
         self.drained += 1
-
-
-@pytest.fixture
-def _small_pieces(monkeypatch):
-    cut = lambda nbytes, unit: pieces(nbytes, unit, 2 * 4096)  # noqa: E731
-    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend.pieces", cut)
 
 
 MEMORY = np.zeros(4 * 4096, np.uint8)
 
 
-@pytest.mark.usefixtures("_small_pieces")
-def test_what_is_page_locked_is_released_piece_by_piece():
-    backend = Stubbed(Runtime())
-    assert backend.register(MEMORY, 4096)
-    assert backend.runtime.held == {MEMORY.ctypes.data, MEMORY.ctypes.data + 8192}
+def stubbed(monkeypatch, *codes):
+    backend = Stubbed(Runtime(*codes))
+    cuda = SimpleNamespace(cudart=lambda: backend.runtime)
+    monkeypatch.setattr("async_loader.pipeline.device.cuda_backend._cuda", lambda: cuda)
+    return backend
+
+
+def test_what_is_page_locked_is_released(monkeypatch):
+    backend = stubbed(monkeypatch)
+    assert backend.register(MEMORY)
+    assert backend.runtime.held == {MEMORY.ctypes.data}
     assert backend.runtime.flags == {1}
-    backend.unregister(MEMORY)
     backend.unregister(MEMORY)
     assert not backend.runtime.held
     assert backend.drained == 0
 
 
-@pytest.mark.usefixtures("_small_pieces")
-def test_a_piece_that_fails_undoes_the_others_drains_the_error_and_is_told_once(caplog):
-    backend = Stubbed(Runtime(0, 2, 2))
+def test_memory_that_cannot_be_page_locked_is_told_once_and_leaves_no_error(monkeypatch, caplog):
+    backend = stubbed(monkeypatch, 2, 712)
     with caplog.at_level(logging.WARNING, "async_loader"):
-        assert not backend.register(MEMORY, 4096)
-        assert not backend.register(MEMORY, 4096)
+        assert not backend.register(MEMORY)
+        assert not backend.register(MEMORY)
     assert not backend.runtime.held
     assert backend.drained == 2
     assert [r.getMessage() for r in caplog.records] == [
         "batches are copied to cuda:0 from pageable memory, which is slower: "
-        "cudaHostRegister of 8192 bytes failed with CUDA error 2"
+        "cudaHostRegister of 16384 bytes failed with CUDA error 2"
     ]
 
 

@@ -27,14 +27,14 @@ def general(samples):
     return tree.transform(collate.collate(samples), tensors.as_tensor, leave=is_ignored)
 
 
-def fast(samples, *, packed=False):
+def fast(samples):
     """Column by column into rows, as tensors; ``None`` when the samples have no fixed numeric
     shape.
     """
     schema = collate.schema_of(samples[0])
     if schema is None:
         return None
-    layout = (BatchLayout.packed if packed else BatchLayout.contiguous)(schema, len(samples))
+    layout = BatchLayout.contiguous(schema, len(samples))
     root = np.full(layout.nbytes, 0xA5, np.uint8)
     collate.fill(schema, samples, layout.views(root))
     return layout.rebuild([tensors.to_tensor(view) for view in layout.views(root)])
@@ -43,8 +43,7 @@ def fast(samples, *, packed=False):
 def both(samples):
     """The batch, which all ways must agree on."""
     expected = general(samples)
-    for packed in (False, True):
-        assert_same(fast(samples, packed=packed), expected)
+    assert_same(fast(samples), expected)
     return expected
 
 
@@ -282,8 +281,7 @@ def test_the_fast_path_equals_the_general_path_item_for_item(maker, count, seed)
     if collate.schema_of(samples[0]) is None:
         assert not list(tree.names(tree.structure_of(samples[0])))
         return
-    for packed in (False, True):
-        assert_same(fast(samples, packed=packed), expected)
+    assert_same(fast(samples), expected)
 
 
 @settings(deadline=None)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 import pytest
 from table_rig import TABLES, WRITERS, Making, Writers, each, making, open_here, relative, served
+
+from tests.carried_state import compared
 
 
 @pytest.fixture(**each(TABLES))
@@ -33,8 +34,7 @@ def writing(request: pytest.FixtureRequest) -> Iterator[Making]:
 
 
 @pytest.fixture(autouse=True)
-def what_tables_carry_is_compared_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each call, here and in feeders. See table_drift.py."""
-    monkeypatch.setenv("ASYNC_LOADER_COMPARE", "tests.table_drift")
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
+def what_tables_carry_is_compared_with_their_rows() -> Iterator[None]:
+    """After each call, in this process. See carried_state.py."""
+    with compared():
+        yield

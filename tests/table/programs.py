@@ -1,7 +1,7 @@
 """Random programs of calls on small tables: pairs of features, in any order.
 
 ``python -m tests.table.programs drift 10000 0`` runs ten thousand programs from seed 0, each of
-which compares what the table carries with its rows after each call (see table_drift.py);
+which compares what the table carries with its rows after each call (see carried_state.py);
 ``python -m tests.table.programs saves 10000 0`` saves and loads at every point of each, into the
 same, a smaller and a larger table, and compares what follows. A finding says how to run it again.
 """
@@ -35,6 +35,7 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Balanced, MaxHeap, MinHeap, RankPrioritized, Recency
 from async_loader.testing.debug import debug_state
+from tests.carried_state import compared
 
 Rng = np.random.Generator
 STREAMS = 3
@@ -605,8 +606,8 @@ def main(kind: str, programs: int, seed: int) -> int:
 
 if __name__ == "__main__":
     name, count, first, *rest = sys.argv[1:]
-    os.environ["ASYNC_LOADER_COMPARE"] = "tests.table_drift" if name == "drift" else ""
-    if rest:
-        RUNS[name](int(first), int(rest[0]))
-    else:
-        sys.exit(bool(main(name, int(count), int(first))))
+    with compared(name == "drift"):
+        if rest:
+            RUNS[name](int(first), int(rest[0]))
+        else:
+            sys.exit(bool(main(name, int(count), int(first))))

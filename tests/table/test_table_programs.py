@@ -14,8 +14,8 @@ from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
 from async_loader.testing.debug import debug_state
+from tests.carried_state import Drift, compared
 from tests.table import programs
-from tests.table_drift import Drift
 
 SEED, PROGRAMS, AT_ONCE = 20, 200, 20
 EACH = pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
@@ -28,10 +28,10 @@ def test_what_a_table_carries_is_what_its_rows_say(first: int) -> None:
 
 
 @EACH
-def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> None:
-    monkeypatch.delenv("ASYNC_LOADER_COMPARE")  # the test above does
-    for number in range(first, first + AT_ONCE):
-        programs.saves(SEED, number, points=1, sizes=1)
+def test_a_loaded_table_goes_on_as_the_saved_one(first: int) -> None:
+    with compared(False):  # the test above does
+        for number in range(first, first + AT_ONCE):
+            programs.saves(SEED, number, points=1, sizes=1)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,9 @@ def test_a_loaded_table_goes_on_as_the_saved_one(first: int, monkeypatch) -> Non
     [(Uniform(), 1, 0), (Uniform(replacement=False), 2, 1), (Uniform(replacement=False), 6, 1)],
 )
 def test_a_draw_that_does_not_find_its_items_ends_and_says_what_it_found(
-    sampler: Uniform, count: int, left: int, monkeypatch: pytest.MonkeyPatch
+    sampler: Uniform, count: int, left: int
 ) -> None:
-    monkeypatch.delenv("ASYNC_LOADER_COMPARE")
-    with ReplayBuffer(9, {"x": "int64"}, sampler=sampler) as buffer:
+    with compared(False), ReplayBuffer(9, {"x": "int64"}, sampler=sampler) as buffer:
         for x in range(9):
             buffer.add(x=x)
         buffer.delete(range(left, 9))

@@ -24,7 +24,6 @@ from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.dataset_work import (
-    BEGIN,
     EpochInfo,
     GatherWork,
     MapWork,
@@ -32,9 +31,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, can_pin, pinned
-from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.share_check import ShareCheck
+from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, pinned
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import describe
 from async_loader.pipeline.engine import Engine
@@ -80,7 +77,11 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if "batches" in start:
             batches.load(start["batches"])
         seed = self._base_seed(batches, start)
-        return Pass(self, self._team(batches, seed), batches, seed, start)
+        return Pass(self, self._team(batches, seed), batches, seed, start, self._before())
+
+    def _before(self) -> EpochProgress | None:
+        """Where datasets are that go on in the next pass."""
+        return None
 
     def _gathers(self) -> GatherPass | None:
         """A pass in which there is nothing to do but to gather rows, where it is such."""
@@ -132,12 +133,10 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(
-            self._index_sampler, self.dataset, track=self._tracks, lists=not self._auto_collation
-        )
+        return Drawn(self._index_sampler, self.dataset, lists=not self._auto_collation)
 
     _tracks = False
-    """Whether the states of samplers and datasets are kept for each batch."""
+    """Whether the states of datasets are kept for each batch."""
 
     def _team(self, batches: Batches, seed: int) -> Engine:
         """The workers: those of this loader when they persist, others for each pass."""
@@ -226,6 +225,7 @@ class Pass(Iterator[Any]):
         batches: Batches,
         seed: int,
         start: dict[str, Any],
+        before: EpochProgress | None = None,
     ) -> None:
         self._loader = loader
         self._batches = batches
@@ -234,11 +234,8 @@ class Pass(Iterator[Any]):
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
-        anew = bool(start.get("finished"))
-        epoch_progress = EpochProgress(start)
-        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.marks), anew)
-        if anew:
-            epoch_progress = EpochProgress({})
+        epoch_progress = EpochProgress(start, None if start else before)
+        state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.untold))
         pin = loader.pin_memory and can_pin()
         # as in torch, with workers there is a thread that pins
         ahead = pin and self._num_workers > 0
@@ -246,8 +243,6 @@ class Pass(Iterator[Any]):
         how["timeout_s"] = float(loader.timeout) if loader.timeout else None
         if ahead:
             how["transfer"] = pool.pinning(pinned)
-        if loader._tracks and not isinstance(pool.work, GatherWork):
-            how["opening"] = BEGIN
         check = None
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
@@ -255,8 +250,8 @@ class Pass(Iterator[Any]):
             size, in_order = loader.batch_size, loader.in_order
             check = ShareCheck(loader.dataset, sized, size, pool.streaming, in_order=in_order)
         else:
-            first = epoch_progress.upto
-            tasks = epoch_progress.numbered(epoch_progress.left(batches.epoch(0, first)))
+            first = epoch_progress.first
+            tasks = batches.epoch(0, first)
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(
@@ -267,8 +262,6 @@ class Pass(Iterator[Any]):
             pinned if pin and not ahead else None,
             check=check,
         )
-        if loader._tracks:
-            self._asked(self._open)
 
     def __iter__(self) -> Pass:
         return self
@@ -296,17 +289,6 @@ class Pass(Iterator[Any]):
     def _workers(self) -> list[Any]:
         """The worker processes at the start of the pass, under torch's name for them."""
         return self._processes
-
-    def _open(self) -> None:
-        """Wait until the workers have started, as torchdata does;
-        raise an error of one of them.
-        """
-        try:
-            self.epoch.open()
-            self.epoch.raise_unfit()
-        except BaseException:
-            self.close()
-            raise
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         """Return the result of `ask`, with our exceptions converted to torch's."""

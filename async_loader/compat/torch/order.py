@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from async_loader.dataset.batch_order import Snapshots
-from async_loader.dataset.sampler_batches import SamplerBatches, generator_state
+from async_loader.dataset.batch_order import SamplerBatches, generator_state
 
 
 class Drawn(SamplerBatches):
@@ -29,8 +28,6 @@ class Drawn(SamplerBatches):
         Whole batches of indices, or single ones.
     dataset : object
         The dataset that the indices refer to.
-    track : bool
-        Keep the sampler's state for each batch.
     first : bool
         Draw the order by `draw`, before the base seed, like torchdata's random sampler;
         otherwise with the first batch, like torch's, which draws once more at the end.
@@ -43,11 +40,10 @@ class Drawn(SamplerBatches):
         index_sampler: Any,
         dataset: Any,
         *,
-        track: bool,
         first: bool = False,
         lists: bool = False,
     ) -> None:
-        super().__init__(index_sampler, None, "keep", track=track)
+        super().__init__(index_sampler, None, "keep")
         self._sizes = type(index_sampler) is BatchSampler
         self._torchs = index_sampler.sampler if self._sizes else index_sampler
         self._known = _is_known(self._torchs)
@@ -64,27 +60,24 @@ class Drawn(SamplerBatches):
         if self._first:
             self._resume()
             self._index = self._drawn()
+        elif self._known:
+            self._resume()
         else:
-            self.restore_generator()
+            self.restore()
 
     def redraws_from(self, generator: object) -> bool:
         """Whether `epoch` draws the order of a loaded state again, from this generator, which then
         has to be in the state from which the epoch drew it.
         """
-        loaded = self._loaded
-        return (
-            loaded is not None
-            and loaded["sampler"] is None
-            and generator is not None
-            and generator is self._generator()
-        )
+        drawn = self._index is not None
+        return not drawn and generator is not None and generator is self._generator
 
     def _resume(self) -> None:
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
         if loaded is not None:
             self._seed = loaded.get("seed")
-            self._restore(loaded)
-        self._before = self._generator_state()
+            self.restore()
+        self._before = generator_state(self._generator)
 
     def _drawn(self) -> Any:
         n = len(self._torchs.data_source)
@@ -108,8 +101,8 @@ class Drawn(SamplerBatches):
         if not self._sizes:
             yield from index[start:].tolist()
         else:
-            size, n = self._sampler.batch_size, len(index)  # type: ignore[attr-defined]
-            stop = n - n % size if self._sampler.drop_last else n  # type: ignore[attr-defined]
+            size, n = self._sampler.batch_size, len(index)
+            stop = n - n % size if self._sampler.drop_last else n
             for at in range(start * size, stop, size):
                 batch = index[at : at + size]
                 if more and len(batch) < size:
@@ -139,14 +132,15 @@ class Drawn(SamplerBatches):
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         return torch.Generator().manual_seed(self._seed)
 
-    def state(self, snapshots: Snapshots, *, finished: bool) -> Any:
+    def state(self, *, upto: int = 0, finished: bool = False) -> Any:
         if not self._known:
-            return super().state(snapshots, finished=finished)
+            return super().state(upto=upto, finished=finished)
+        state = {**self._now(), "generator": self._before, "seed": self._seed}
         if finished:
-            return {"sampler": None, "generator": generator_state(self._generator()), "carried": []}
+            return {**state, "generator": generator_state(self._generator), "seed": None}
         if self._random and self._seed is None:
             self._drawing()
-        return {"sampler": None, "generator": self._before, "carried": [], "seed": self._seed}
+        return {**state, "seed": self._seed}
 
 
 def _is_known(sampler: Any) -> bool:

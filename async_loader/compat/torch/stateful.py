@@ -1,10 +1,9 @@
 """torchdata's StatefulDataLoader: a DataLoader that saves its position and resumes from it.
 
 Quirks that are kept, each with a test: ``shuffle`` has a generator of its own, seeded when the
-loader is made; ``iter`` waits until the workers have started, and raises their errors;
-`state_dict` before the first pass starts one; `load_state_dict` applies to the next pass, for which
-there are new workers; an empty state is that of a loader that delivered no batch; the number of
-workers must match, which ``iter`` checks (AssertionError).
+loader is made; `state_dict` before the first pass starts one; `load_state_dict` applies to the next
+pass, for which there are new workers; an empty state is that of a loader that delivered no batch;
+the number of workers must match, which ``iter`` checks (AssertionError).
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Drawn
 from async_loader.dataset.array_dataset import Columns
-from async_loader.dataset.batch_order import Batches
+from async_loader.dataset.batch_order import Batches, generator_state, set_generator
 from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.dataset_work import TrackedMapWork
-from async_loader.dataset.epoch_progress import EpochProgress
-from async_loader.dataset.sampler_batches import generator_state, set_generator
+from async_loader.dataset.epoch import EpochProgress
 
 log = logging.getLogger("async_loader")
 
@@ -95,6 +93,13 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._warn_of_passing_over(start)
         return super()._begin(start)
 
+    def _before(self) -> EpochProgress | None:
+        latest = self._latest
+        if latest is None or not latest.epoch.finished:
+            return None
+        # other workers begin with this process's dataset
+        return latest.epoch.progress if self.persistent_workers or not self.num_workers else None
+
     def _warn_of_passing_over(self, start: dict[str, Any]) -> None:
         given = 0 if start.get("finished") else start["yielded"]
         if self._iterable and given and not stated(EpochProgress(start).marks.values()):
@@ -165,7 +170,7 @@ class StatefulDataLoader(DataLoader[T_co]):
         if self._iterable or not self._shuffles:
             return super()._batches()
         lists = not self._auto_collation
-        return Drawn(self._index_sampler, self.dataset, track=True, first=True, lists=lists)
+        return Drawn(self._index_sampler, self.dataset, first=True, lists=lists)
 
     def _work(self, columns: Columns | None, batches: Batches) -> Any:
         work = super()._work(columns, batches)

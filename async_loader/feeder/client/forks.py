@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from async_loader.process_hooks import ForkStep, at_fork
+import os
 
 
 class _Forks:
@@ -13,4 +13,4 @@ class _Forks:
 
 
 forks = _Forks()
-at_fork(ForkStep.LOADERS, after_in_child=forks.born)
+os.register_at_fork(after_in_child=forks.born)

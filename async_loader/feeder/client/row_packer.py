@@ -13,8 +13,8 @@ import zmq
 from async_loader.feeder.client.insert_memory import LEAST_BYTES, InsertMemory, InsertSlot
 from async_loader.feeder.wire import FINAL, TERMINATED, TRUNCATED, Insert, RowLayout, SlotInsert
 from async_loader.replay.arguments import one_float
+from async_loader.replay.episode_ends import Ends
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.table.episode_ends import Ends
 from async_loader.replay.table.records import Records, Rows
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.schema import Schema
@@ -52,7 +52,7 @@ class RowPacker(StepPacker):
         self.fill_rows = min(batch_rows, self.message_rows)
         self.fill_bytes = self.fill_rows * layout.row_bytes
         self._said = Ends(schema)
-        self.stored = self._said.stored | ({"done"} if self._said.done else frozenset())
+        self.stored = self._said.stored
 
     def step(
         self, step: dict[str, Any], terminated: object, truncated: object, final: object

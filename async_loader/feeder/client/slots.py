@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import dataclass
 
@@ -16,7 +17,6 @@ from async_loader.errors import Malformed
 from async_loader.feeder.client.batch_copies import Arrays, Copier
 from async_loader.feeder.shared import Offer
 from async_loader.feeder.wire import InSlot
-from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.slot_ring import COPY_BELOW, Lease, SlotRing
@@ -190,4 +190,4 @@ def _around_fork() -> None:
         one.retire_leased()
 
 
-at_fork(ForkStep.LOADERS, _around_fork, _around_fork)
+os.register_at_fork(before=_around_fork, after_in_parent=_around_fork)

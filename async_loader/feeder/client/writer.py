@@ -26,9 +26,9 @@ from async_loader.names import (
     misplaced_fields,
 )
 from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
+from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import fresh_stream, stream_name, stream_names
-from async_loader.replay.table.episode_ends import Ends, how_ended
 from async_loader.replay.table.records import Rows
 from async_loader.replay.table.step_packer import NOT_PACKED
 from async_loader.schema import Schema

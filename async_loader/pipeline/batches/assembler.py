@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from async_loader import tree
-from async_loader.errors import CannotSend, ConfigError, OutOfMemory, SchemaError
+from async_loader.errors import CannotSend, ConfigError, OutOfMemory
 from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
-from async_loader.pipeline.batches import collate
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.local_collator import LocalCollator, join
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
+from async_loader.pipeline.batches.local_collator import LocalCollator
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.codec import Encoded, shared
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.schema import Schema, samples_of
+from async_loader.schema import Schema
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs, Reader, Rows
 
@@ -79,16 +77,8 @@ class ChunkAssembler:
     ) -> Chunk:
         """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
         job = Job(seq, 1, self._slots.spare_slot(), True, ready, chunks=1, worker=worker)
-        return Chunk(
-            job,
-            spec,
-            "stream" if spec.stream else "work",
-            0,
-            0,
-            1,
-            codec.encode(task),
-            worker=worker,
-        )
+        kind = "stream" if spec.stream else "work"
+        return Chunk(job, spec, kind, 0, 0, 1, codec.encode(task), worker=worker)
 
     def cut(
         self,
@@ -109,25 +99,19 @@ class ChunkAssembler:
         """
         rows = len(plan)
         job = Job(seq, rows, None, self._whole, ready)
-        self._place(job, plan, reader)
-        size = rows if job.whole else min(self._chunk_size, rows)
-        bounds = [(start, min(start + size, rows)) for start in range(0, rows, size)]
-        job.chunks = len(bounds)
-        return [
-            self._chunk(job, spec, number, start, stop, plan)
-            for number, (start, stop) in enumerate(bounds)
-        ]
-
-    def _place(self, job: Job, plan: Rows | Jobs, reader: Reader | None) -> None:
+        schema = self._schema if reader is None or isinstance(plan, Jobs) else reader.schema
         if job.whole:
             job.buffer = self._slots.spare_slot()
-            return
-        schema = self._schema
-        if isinstance(plan, Rows) and reader is not None and reader.schema is not None:
-            schema = reader.schema
-        if schema is not None:
-            job.layout = self._slots.layout(schema, job.rows)
+        elif schema is not None:
+            job.layout = self._slots.layout(schema, rows)
             job.buffer = self._slots.shared_slot(job.layout.nbytes)
+        size = rows if job.whole else min(self._chunk_size, rows)
+        starts = range(0, rows, size)
+        job.chunks = len(starts)
+        return [
+            self._chunk(job, spec, number, start, min(start + size, rows), plan)
+            for number, start in enumerate(starts)
+        ]
 
     def _chunk(
         self, job: Job, spec: IterationSpec, number: int, start: int, stop: int, plan: Rows | Jobs
@@ -170,43 +154,35 @@ class ChunkAssembler:
 
     def assemble(self, job: Job) -> Outcome:
         """The batch of all chunks, in their order."""
-        return self._output.prepare(self._together(job))
-
-    def _together(self, job: Job) -> Outcome:
         results = [job.results[number] for number in range(job.chunks)]
         kinds = {kind for kind, _ in results}
+        value = results[0][1]
         if kinds == {"end"}:
-            return StreamEnd(results[0][1])
+            return StreamEnd(value)
         if kinds == {"wrote"}:
-            return Batch(job.buffer, job.layout)
-        if kinds == {"tree"}:
-            batch = results[0][1]
-            return batch if type(batch) is Batch else Batch(tree=batch)
-        if kinds == {"chunk"} and len({value[0] for _, value in results}) == 1:
-            schema = self._schema = results[0][1][0]
-            layout = self._slots.layout(schema, job.rows)
-            assert self._collator is not None
-            return self._collator.arrays(layout, join([value for _, value in results]))
-        return self._mixed(job, results)
+            batch = Batch(job.buffer, job.layout)
+        elif kinds == {"tree"}:
+            batch = value if type(value) is Batch else Batch(tree=value)
+        else:
+            batch = self._of_samples(job, results)
+        return self._output.prepare(batch)
 
-    def _mixed(self, job: Job, results: Sequence[tuple[str, Any]]) -> Outcome:
-        """Parts that do not agree: back to samples, and by the general rules."""
+    def _of_samples(self, job: Job, results: Sequence[tuple[str, Any]]) -> Batch:
+        """Of chunks that are answered as samples, beside those that were written."""
+        assert self._collator is not None
         samples: list[Any] = []
         for number, (kind, value) in enumerate(results):
-            if kind == "samples":
-                samples.extend(value)
-            elif kind == "chunk":
-                samples.extend(samples_of(*value))
-            else:
-                samples.extend(self._written(job, number))
+            samples.extend(value if kind == "samples" else self._written(job, number))
+        batch = self._collator.samples(samples)
         if all(kind == "samples" for kind, _ in results):
-            # they have no fixed shape: from now on one worker collates the whole batch
-            self._whole = True
-        return Batch(tree=collate.collate(samples))
+            # without a fixed shape one worker collates the whole batch from now on
+            self._whole = batch.layout is None
+            self._schema = self._collator.schema
+        return batch
 
     def _written(self, job: Job, number: int) -> Sequence[Any]:
-        if job.buffer is None or job.layout is None:
-            raise SchemaError(f"chunk {number} of batch {job.seq} was written nowhere")
+        assert job.buffer is not None
+        assert job.layout is not None
         start = number * self._chunk_size
         stop = min(start + self._chunk_size, job.rows)
         fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]

@@ -5,6 +5,8 @@ Starts nothing.
 
 from __future__ import annotations
 
+import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,15 +14,108 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.batch_layout import BatchLayout, Region
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import ConfigError, SchemaError
+from async_loader.names import describe
 from async_loader.pipeline.batch import Batch
-from async_loader.pipeline.batches import collate
-from async_loader.pipeline.batches.arena import Arena, aligned
+from async_loader.pipeline.batches import arena, collate
+from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.batches.transform import Transform
 from async_loader.schema import Field, Schema, supported
-from async_loader.shm.batch_buffer import BatchBuffer
-from async_loader.source import Reader, Seed
+from async_loader.source import Reader, Seed, Window, finishes
+
+
+class Transform:
+    """Calls the function with arrays that it may write into.
+
+    Parameters
+    ----------
+    function : callable
+        ``f(batch) -> batch``. If it has a parameter ``rng``, it is given a numpy Generator, which
+        draws the same numbers for the same batch in any process or thread.
+    first : callable | None
+        Called with the batch before the function: see `async_loader.source.Finishing`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], first: Callable[[Any], Any] | None = None
+    ) -> None:
+        self._function, self._first = function, first
+        self._takes_rng = _has_parameter(function, "rng")
+
+    @classmethod
+    def of(
+        cls, source: object, function: Callable[..., Any] | None, collated: bool
+    ) -> Transform | None:
+        """Return what is called with each batch of a source; ``None``: nothing.
+
+        Raises
+        ------
+        ConfigError
+            If a collate_fn, which is given samples, comes before a source's own function.
+        """
+        first = finishes(source)
+        if first is not None and collated:
+            raise ConfigError(
+                "collate_fn= is given samples of one length, and whole='ragged' makes batches "
+                "without padding: say transform=..., which is given the whole batch, or whole=True"
+            )
+        if function is None:
+            return None if first is None else cls(first)
+        return cls(function, first)
+
+    @staticmethod
+    def arrays(batch: object) -> Any:
+        """The batch with tensors as arrays, and arrays that may not be written copied."""
+        return tree.transform(batch, _writable, leave=is_ignored)
+
+    def __call__(self, arrays: object, seed: Seed) -> Any:
+        """What the function returns, with numbers in dicts as arrays without dimensions.
+
+        Raises
+        ------
+        SchemaError
+            If that is None: it has changed the batch and forgotten to return it.
+        BaseException
+            What the function raises.
+        """
+        function = self._function
+        arrays = arrays if self._first is None else self._first(arrays)
+        if self._takes_rng:
+            result = function(arrays, rng=np.random.default_rng(seed))
+        else:
+            result = function(arrays)
+        if result is None:
+            raise SchemaError(
+                f"transform {describe(function)} returned None for batch {seed[1]}: return the "
+                "batch, also where it was changed in place"
+            )
+        return _without_numbers(result)
+
+
+def _without_numbers(value: Any) -> Any:
+    if type(value) in (dict, tree.Fields):
+        return {
+            key: one if is_ignored(key) else _without_numbers(one) for key, one in value.items()
+        }
+    if type(value) not in (bool, int, float, complex):
+        return value
+    array = np.asarray(value)
+    return value if array.dtype == object else array  # an int of more than 64 bits
+
+
+def _writable(leaf: object) -> Any:
+    array = tensors.as_array(leaf)
+    if array is None:
+        return leaf
+    return array if array.flags.writeable else array.copy()
+
+
+def _has_parameter(function: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C, without a signature
+        return False
 
 
 class LocalCollator:
@@ -36,18 +131,17 @@ class LocalCollator:
     def __init__(self, slots: SlotAllocator, collate_fn: Callable[[list[Any]], Any] | None) -> None:
         self._slots = slots
         self._collate_fn = collate_fn
-        self._schema: Schema | None = None
+        self.schema: Schema | None = None
+        """Of the samples that were collated last, while they have one."""
         # names, dtypes and shapes of the last batch of arrays, and how it was laid out
         self._last: tuple[list[tuple[Any, ...]], BatchLayout] | None = None
-        self._room = 0
-        """Bytes beyond those of a batch as it is made, for what a transform adds to it."""
 
     def samples(self, samples: Sequence[Any]) -> Batch:
         """Collate, with the user's collate_fn or by the default rules."""
         if self._collate_fn is not None:
             return self.ready(self._collate_fn(list(samples)))
         # The schema of the last batch first: finding it anew costs as much as writing a few rows.
-        batch = self._fill(self._schema, samples) or self._fill(
+        batch = self._fill(self.schema, samples) or self._fill(
             collate.schema_of(samples[0]), samples
         )
         return batch or Batch(tree=collate.collate(samples))
@@ -56,12 +150,12 @@ class LocalCollator:
         if schema is None:
             return None
         layout = self._slots.layout(schema, len(samples))
-        buffer = self._slots.buffer_here(layout.nbytes + self._room)
+        buffer = self._slots.buffer_here(layout.nbytes)
         try:
             collate.fill(schema, samples, layout.views(buffer.root))
         except tree.Misfit:
             return None
-        self._schema = schema
+        self.schema = schema
         return Batch(buffer, layout)
 
     def ready(self, batch: object) -> Batch:
@@ -88,16 +182,9 @@ class LocalCollator:
         self._last = None if flat is None else (flat, layout)
         return self.arrays(layout, found)
 
-    @staticmethod
-    def lent(batch: object) -> Batch:
-        """A batch whose arrays stay valid for as long as there are references to them: handed on
-        without a copy.
-        """
-        return Batch(tree=batch)
-
     def arrays(self, layout: BatchLayout, arrays: Sequence[npt.NDArray[Any]]) -> Batch:
         """Copy arrays into memory of this layout."""
-        buffer = self._slots.buffer_here(layout.nbytes + self._room)
+        buffer = self._slots.buffer_here(layout.nbytes)
         for view, array in zip(layout.views(buffer.root), arrays, strict=True):
             view[...] = array
         return Batch(buffer, layout)
@@ -108,8 +195,8 @@ class LocalCollator:
         if schema is None:
             return self.samples(reader.fetch(index, seed))
         layout = self._slots.layout(schema, len(index))
-        buffer = self._slots.buffer_here(layout.nbytes + self._room)
-        reader.read(index, layout.window(buffer.root, 0, len(index)), seed)
+        buffer = self._slots.buffer_here(layout.nbytes)
+        reader.read(index, Window(layout.views(buffer.root)), seed)
         return Batch(buffer, layout)
 
     def transformed(
@@ -117,59 +204,40 @@ class LocalCollator:
     ) -> Batch:
         """What the user's function makes of a batch.
 
-        Arrays that it hands on stay where they lie; what it adds is copied behind them, so that its
-        maker may use it again.
+        Arrays that it hands on stay where they lie; what it adds is copied, so that its maker may
+        use it again.
 
         Parameters
         ----------
         compact : bool
-            A device follows, to which the block is copied as a whole: nothing that the function has
-            left out may lie in it.
+            A device follows, to which the block is copied as a whole.
         """
         layout, buffer = batch.layout, batch.buffer
-        arrays = transform.arrays(
-            layout.rebuild(layout.views(buffer.root))
-            if layout is not None and buffer is not None
-            else batch.tree
-        )
+        if layout is None or buffer is None:
+            arrays = transform.arrays(batch.tree)
+        else:
+            arrays = transform.arrays(layout.rebuild(layout.views(buffer.root)))
         # looked up before the function may change the dict
-        given = list(tree.leaves(arrays, tree.structure_of(arrays)))
+        structure = tree.structure_of(arrays)
+        given = list(tree.leaves(arrays, structure))
         result = transform(arrays, seed)
-        kept = set(map(id, given))
-        found = list(tree.leaves(result, tree.structure_of(result)))
-        if compact and not kept <= set(map(id, found)):
-            return self.ready(result)
-        if layout is not None and buffer is not None:
-            return self._placed(result, buffer, layout.nbytes) or self.ready(result)
+        after = tree.structure_of(result)
+        same = layout is not None and after == structure
+        if same and all(map(operator.is_, tree.leaves(result, after), given)):
+            return batch
         if compact:
             return self.ready(result)
-        return Batch(
-            tree=tree.transform(result, lambda one: one if id(one) in kept else tensors.copied(one))
-        )
+        kept = set(map(id, given))
+        made = tree.transform(result, lambda one: one if id(one) in kept else _copied(one))
+        return Batch(buffer, tree=made)
 
-    def _placed(self, result: object, buffer: BatchBuffer, used: int) -> Batch | None:
-        """The result on the block of the batch that it was made of; ``None`` if that is too small,
-        which it will not be for the next one, or if a leaf is no numeric array.
-        """
-        structure = tree.structure_of(result)
-        arrays = [tensors.as_array(value) for value in tree.leaves(result, structure)]
-        block = Arena(buffer.root, used)
-        regions, missing = [], 0
-        for name, array in zip(tree.names(structure), arrays, strict=True):
-            if array is None or not supported(array.dtype):
-                return None
-            offset = block.offset_of(array)
-            if offset is None:
-                offset = block.take(array.nbytes)
-                if offset is None:
-                    missing += aligned(array.nbytes)
-                    continue
-                np.ndarray(array.shape, array.dtype, buffer.root, offset)[...] = array
-            regions.append(Region(name, array.dtype, array.shape, offset))
-        if missing:
-            self._room = max(self._room, block.used + missing - used)
-            return None
-        return Batch(buffer, BatchLayout(structure, tuple(regions), block.used))
+
+def _copied(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return tensors.copied(value)
+    out = arena.empty(value.shape, value.dtype)
+    out[...] = value
+    return out
 
 
 def _flat(batch: object) -> list[tuple[Any, ...]] | None:
@@ -182,10 +250,3 @@ def _flat(batch: object) -> list[tuple[Any, ...]] | None:
             return None
         found.append((name, value.dtype, value.shape))
     return found
-
-
-def join(parts: Sequence[tuple[Schema, list[npt.NDArray[Any]]]]) -> list[npt.NDArray[Any]]:
-    """Chunks of equal schema as one list of arrays."""
-    return [
-        np.concatenate(columns) for columns in zip(*(arrays for _, arrays in parts), strict=True)
-    ]

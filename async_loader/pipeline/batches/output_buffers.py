@@ -15,17 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import nearest
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.schema import Schema
-
-_MAX_WORK = 10_000
-"""Of the exact search for a byte that two tensors share; beyond it they count as overlapping."""
 
 Pairs: TypeAlias = list[tuple[Any, Any]]
 
@@ -46,11 +41,7 @@ class BufferWriter(Protocol):
         """Let this thread's current stream wait for all that ``stream`` was given so far."""
 
     def write(self, pairs: Pairs) -> None:
-        """Copy (target, values) each, of the same shape and dtype, on the current stream.
-
-        On a `StagingBackend` values may be a tensor on the CPU, of `STAGED_BYTES` at most, which
-        may change as soon as this returns.
-        """
+        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
 
 
 class HostWriter:
@@ -79,21 +70,14 @@ class Target:
 
     Attributes
     ----------
-    path : tuple
-        The keys that lead to it in its dict.
     label : str
         As in ``into[0]['obs']['pixels']``.
-    dtype : torch.dtype | numpy.dtype
-    numpy_dtype : numpy.dtype | None
-        The same; ``None`` for those that numpy lacks.
     """
 
-    path: tuple[Any, ...]
     label: str
     array: Any
     shape: tuple[int, ...]
     dtype: Any
-    numpy_dtype: np.dtype[Any] | None
     writer: BufferWriter
 
     def check(self, value: Any) -> None:
@@ -105,17 +89,12 @@ class Target:
                 f"{self.label} is a tensor, and the batch has {_said(value)} there: leave the "
                 "field out of into=, then it is delivered beside"
             )
-        shape, dtype = tuple(value.shape), value.dtype
-        if isinstance(self.dtype, np.dtype) and tensors.is_tensor(value):
-            dtype = tensors.numpy_dtype(dtype)
-        own = self.numpy_dtype if isinstance(dtype, np.dtype) else self.dtype
-        if shape != self.shape or dtype != own:
-            kind = str(dtype).removeprefix("torch.")
+        shape, kind, own = list(value.shape), _kind(value.dtype), _kind(self.dtype)
+        if shape != list(self.shape) or kind != own:
             device = "" if type(self.writer) is HostWriter else f", device={str(self.writer)!r}"
             raise SchemaError(
-                f"{self.label} is {list(self.shape)} {str(self.dtype).removeprefix('torch.')}, and "
-                f"the batch has {list(shape)} {kind} there: make it "
-                f"torch.empty({list(shape)}, dtype=torch.{kind}{device})"
+                f"{self.label} is {list(self.shape)} {own}, and the batch has {shape} {kind} "
+                f"there: make it torch.empty({shape}, dtype=torch.{kind}{device})"
             )
 
 
@@ -137,7 +116,7 @@ class OutputBuffers:
     ----------
     into : dict of tensors | sequence of dicts of tensors
         As the caller gave it.
-    device : object | None
+    device : BufferWriter | None
         The backend of the loader's device; ``None`` is the CPU.
     host_fields : collection of str
         Top-level fields that are delivered on the CPU on any device.
@@ -149,55 +128,40 @@ class OutputBuffers:
     """
 
     def __init__(
-        self, into: object, device: object | None = None, host_fields: Sequence[str] = ("index",)
+        self,
+        into: object,
+        device: BufferWriter | None = None,
+        host_fields: Sequence[str] = ("index",),
     ) -> None:
-        host = HostWriter()
-        writer = host if device is None else device
-        if not isinstance(writer, BufferWriter):
-            raise ConfigError(
-                f"into= is not possible on the device {device}: its backend lacks holds, current, "
-                "follow or write (see BufferWriter)"
-            )
-        self._writer = writer
-        self._on_host = device is None
-        self._host_fields = {} if device is None else dict.fromkeys(host_fields, host)
-        self._buffers = self._planned(into)
-        _refuse_differences(self._buffers)
-        _refuse_overlaps([target for buffer in self._buffers for target in _leaves(buffer)])
-        # what made the tensors may still be at work on this stream
-        self._streams = [writer.current()] * len(self._buffers)
-        self._covered: tuple[BatchLayout, bool] | None = None
-
-    def _planned(self, into: object) -> list[dict[Any, Targets]]:
+        self._host = HostWriter()
+        self._writer: BufferWriter = self._host if device is None else device
+        self._host_fields = host_fields
         several = isinstance(into, list | tuple)
         dicts: Sequence[Any] = into if isinstance(into, list | tuple) else [into]
         if not dicts or not all(isinstance(one, Mapping) for one in dicts):
-            given = "an empty list" if several and not dicts else f"{type(into).__name__}"
-            if several and dicts:
-                odd = next(one for one in dicts if not isinstance(one, Mapping))
-                given = f"a {given} with a {type(odd).__name__} in it"
             raise ConfigError(
-                f"into= is {given}: give a dict of tensors [batch_size, ...], or a list of such "
-                "dicts, which are used in turn"
+                f"into= is {_said(into) if dicts else 'empty'}: give a dict of tensors "
+                "[batch_size, ...], or a list of such dicts, which are used in turn"
             )
-        buffers: list[dict[Any, Targets]] = []
-        for number, one in enumerate(dicts):
-            label = f"into[{number}]" if several else "into"
-            planned = self._plan(one, (), label)
-            assert isinstance(planned, dict)
-            buffers.append(planned)
-        return buffers
+        self._buffers = [
+            self._plan(one, None, f"into[{number}]" if several else "into")
+            for number, one in enumerate(dicts)
+        ]
+        _refuse_same_memory(target for buffer in self._buffers for target in _leaves(buffer))
+        # what made the tensors may still be at work on this stream
+        self._streams = [self._writer.current()] * len(self._buffers)
 
-    def _plan(self, value: Any, path: tuple[Any, ...], label: str) -> Targets:
-        items: Any = None
-        if isinstance(value, Mapping):
-            items = value.items()
-        elif isinstance(value, list | tuple):
-            items = enumerate(value)
-        if items is None:
-            writer = self._host_fields.get(path[0], self._writer) if len(path) == 1 else None
-            return _target(value, path, label, writer or self._writer)
-        made = {k: self._plan(v, (*path, k), f"{label}[{k!r}]") for k, v in items}
+    def _plan(self, value: Any, top: object, label: str) -> Targets:
+        """The targets of a part of a dict; ``top`` is the key of a top-level field."""
+        if not isinstance(value, Mapping | list | tuple):
+            writer = self._host if top in self._host_fields else self._writer
+            _refuse_unfit(value, label, writer)
+            return Target(label, value, tuple(value.shape), value.dtype, writer)
+        items: Mapping[Any, Any] = value if isinstance(value, Mapping) else dict(enumerate(value))
+        made = {
+            key: self._plan(one, key if top is None else (), f"{label}[{key!r}]")
+            for key, one in items.items()
+        }
         if not made:
             raise ConfigError(f"{label} is empty: give tensors [batch_size, ...] by field")
         return made if isinstance(value, Mapping) else list(made.values())
@@ -211,21 +175,7 @@ class OutputBuffers:
         except SchemaError as error:
             raise ConfigError(*error.args) from None
 
-    def covers(self, layout: BatchLayout) -> bool:
-        """Whether the batch is a flat dict, and each field has a tensor of the caller's, or is
-        delivered on the CPU.
-        """
-        known = self._covered
-        if known is None or known[0] is not layout:
-            given, root = self._buffers[0], layout.structure
-            covered = False
-            if isinstance(root, tree.Node) and not any(root.children):
-                names = set(root.keys).difference(self._host_fields)
-                covered = all(type(given.get(name)) is Target for name in names)
-            known = self._covered = (layout, covered)
-        return known[1]
-
-    def fill(self, batch: Any, number: int) -> dict[Any, Any]:
+    def fill(self, batch: Any, number: int) -> Any:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.
 
         Parameters
@@ -247,7 +197,7 @@ class OutputBuffers:
         """
         turn = number % len(self._buffers)
         pairs: list[tuple[Target, Any]] = []
-        made: dict[Any, Any] = self._match(batch, self._buffers[turn], pairs)
+        made = self._match(batch, self._buffers[turn], pairs)
         writer = self._writer
         stream, former = writer.current(), self._streams[turn]
         if stream != former:
@@ -259,63 +209,62 @@ class OutputBuffers:
 
     def _match(self, value: Any, buffer: Targets, pairs: list[tuple[Target, Any]]) -> Any:
         """What is returned of ``value``; ``pairs`` gets what is to be copied."""
-        if type(buffer) is Target:
+        if isinstance(buffer, Target):
             buffer.check(value)
             pairs.append((buffer, value))
             return buffer.array
-        if type(buffer) is list:
-            if not isinstance(value, list | tuple) or len(value) != len(buffer):
-                raise SchemaError(_unlike(buffer, value))
+        kinds = Mapping if isinstance(buffer, dict) else (list, tuple)
+        if not isinstance(value, kinds) or (isinstance(buffer, list) and len(value) != len(buffer)):
+            raise SchemaError(
+                f"{_label(buffer)} has no counterpart in the batch, which has {_said(value)} "
+                "there: nest into= as the batch is; a batch that is no dict, as a collate_fn may "
+                "return, cannot be delivered into tensors"
+            )
+        if isinstance(buffer, list):
             return [self._match(v, b, pairs) for v, b in zip(value, buffer, strict=True)]
-        assert type(buffer) is dict
-        if not isinstance(value, Mapping):
-            raise SchemaError(_unlike(buffer, value))
-        if not buffer.keys() <= value.keys():
-            raise SchemaError(_missing(buffer, value))
+        assert isinstance(value, Mapping)
+        for key in buffer:
+            if key not in value:
+                remedy = nearest(str(key), map(str, value)).replace("it takes", "it has")
+                raise SchemaError(f"{_label(buffer[key])}: the batch has no {key!r}: {remedy}")
         made = {}
         for key, item in value.items():
-            below = buffer.get(key)
-            if below is not None:
-                made[key] = self._match(item, below, pairs)
+            if key in buffer:
+                made[key] = self._match(item, buffer[key], pairs)
             else:
-                made[key] = item if is_ignored(key) or not self._on_host else _own(item)
+                host = self._writer is self._host and not is_ignored(key)
+                # on memory of its own, so that the batch's slot is free
+                made[key] = tree.transform(item, tensors.copied) if host else item
         return made
 
 
-def _own(value: object) -> Any:
-    """On memory of its own, so that the batch's slot is free."""
-    return tree.transform(value, tensors.copied, leave=is_ignored)
+def _refuse_unfit(value: Any, label: str, writer: BufferWriter) -> None:
+    """Raise ConfigError for what is no tensor that `writer` can write into."""
+    if writer.holds(value) and tensors.is_tensor(value):
+        if value.requires_grad or not tensors.is_dense(value):
+            raise ConfigError(
+                f"{label} is {tensors.said(value)}{' with a gradient' * value.requires_grad}: give "
+                "a dense tensor without one, such as tensor.detach()"
+            )
+    elif not writer.holds(value):
+        remedy = f"make a tensor with device={str(writer)!r}"
+        if isinstance(value, np.ndarray):
+            remedy = "give torch.from_numpy(array)"
+        given = tensors.said(value) if tensors.is_tensor(value) else _said(value)
+        raise ConfigError(f"{label} is {given}, and this field is delivered on {writer}: {remedy}")
 
 
-def _target(value: Any, path: tuple[Any, ...], label: str, writer: BufferWriter) -> Target:
-    if not tensors.is_tensor(value) and not writer.holds(value):
-        remedy = ": give torch.from_numpy(array)" if isinstance(value, np.ndarray) else ""
-        raise ConfigError(f"{label} is {_said(value)}, no tensor on {writer}{remedy}")
-    if tensors.is_tensor(value):
-        if not writer.holds(value):
+def _refuse_same_memory(targets: Iterator[Target]) -> None:
+    known: dict[int, str] = {}
+    for target in targets:
+        if not all(target.shape):
+            continue
+        other = known.setdefault(target.array.data_ptr(), target.label)
+        if other != target.label:
             raise ConfigError(
-                f"{label} is {tensors.said(value)}, and this field is delivered on {writer}: "
-                f"make it with device={str(writer)!r}"
+                f"{other} and {target.label} are the same memory: one would overwrite the other; "
+                "give each a memory of its own, such as torch.empty_like(tensor)"
             )
-        if value.is_nested or str(value.layout) != "torch.strided":
-            raise ConfigError(f"{label} is {tensors.said(value)}: give a dense one, torch.empty()")
-        if value.requires_grad:
-            raise ConfigError(
-                f"{label} requires a gradient, and batches are written into it: give "
-                "tensor.detach(), which has the same memory"
-            )
-        if value.is_inference():
-            raise ConfigError(
-                f"{label} was made under torch.inference_mode(), and torch refuses to write into "
-                "it elsewhere: make it before"
-            )
-    shape = tuple(value.shape)
-    if any(n > 1 and step == 0 for n, step in zip(shape, value.stride(), strict=True)):
-        raise ConfigError(
-            f"{label} has several elements on the same memory (expand): give tensor.contiguous()"
-        )
-    kind = value.dtype if isinstance(value.dtype, np.dtype) else tensors.numpy_dtype(value.dtype)
-    return Target(path, label, value, shape, value.dtype, kind, writer)
 
 
 def _leaves(buffer: Targets) -> Iterator[Target]:
@@ -326,60 +275,12 @@ def _leaves(buffer: Targets) -> Iterator[Target]:
         yield from _leaves(below)
 
 
-def _refuse_differences(buffers: Sequence[dict[Any, Targets]]) -> None:
-    first = {target.path: target for target in _leaves(buffers[0])}
-    for number, buffer in enumerate(buffers[1:], 1):
-        other = {target.path: target for target in _leaves(buffer)}
-        for path in (*first, *other):
-            a, b = first.get(path), other.get(path)
-            if a is None or b is None:
-                name = ".".join(map(str, path))
-                raise ConfigError(
-                    f"field {name!r} is in into[{0 if b is None else number}] and not in "
-                    f"into[{number if b is None else 0}]: give both the same fields"
-                )
-            if (a.shape, a.dtype) != (b.shape, b.dtype):
-                raise ConfigError(
-                    f"{a.label} is {list(a.shape)} {a.dtype}, and {b.label} is {list(b.shape)} "
-                    f"{b.dtype}: make them alike"
-                )
+def _label(buffer: Targets) -> str:
+    return next(_leaves(buffer)).label
 
 
-def _refuse_overlaps(targets: Sequence[Target]) -> None:
-    memory = [(target, _Memory(target)) for target in targets]
-    for i, (a, of_a) in enumerate(memory):
-        for b, of_b in memory[:i]:
-            if a.writer is b.writer and of_a.meets(of_b):
-                raise ConfigError(
-                    f"{b.label} and {a.label} overlap in memory: one would overwrite the other; "
-                    "give each a memory of its own, such as torch.empty_like(tensor)"
-                )
-
-
-class _Memory:
-    """The bytes of a tensor on any device: addresses, which are not read."""
-
-    def __init__(self, target: Target) -> None:
-        array, item = target.array, target.array.element_size()
-        self._array: npt.NDArray[Any] | None = None
-        if all(target.shape):
-            self.__array_interface__ = {
-                "version": 3,
-                "typestr": f"|V{item}",
-                "shape": target.shape,
-                "strides": tuple(step * item for step in array.stride()),
-                "data": (array.data_ptr(), True),
-            }
-            self._array = np.asarray(self)
-
-    def meets(self, other: _Memory) -> bool:
-        a, b = self._array, other._array
-        if a is None or b is None or not np.may_share_memory(a, b):
-            return False
-        try:
-            return np.shares_memory(a, b, max_work=_MAX_WORK)  # type: ignore[arg-type]
-        except np.exceptions.TooHardError:
-            return True
+def _kind(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _said(value: object) -> str:
@@ -387,20 +288,3 @@ def _said(value: object) -> str:
         return f"an array of {value.dtype}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-
-
-def _unlike(buffer: Targets, value: object) -> str:
-    label = next(_leaves(buffer)).label
-    size = f" of {len(value)}" if isinstance(value, list | tuple) else ""
-    return (
-        f"{label} has no counterpart in the batch, which has {_said(value)}{size} above it: nest "
-        "into= as the batch is; a batch that is no dict, as a collate_fn may return, cannot be "
-        "delivered into tensors"
-    )
-
-
-def _missing(buffer: dict[Any, Targets], value: Mapping[Any, Any]) -> str:
-    key = next(key for key in buffer if key not in value)
-    label = next(_leaves(buffer[key])).label
-    remedy = nearest(str(key), map(str, value))  # "did you mean", or "it takes"
-    return f"{label}: the batch has no {key!r}: {remedy.replace('it takes', 'it has')}"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import Region
+from async_loader.pipeline.batches.output_buffers import BufferWriter
 
 if TYPE_CHECKING:
     import torch
@@ -18,11 +19,12 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @runtime_checkable
-class DeviceBackend(Protocol):
+class DeviceBackend(BufferWriter, Protocol):
     """A device with streams. What a block, an array or an event is, is the backend's own affair.
 
-    Thread rule: `wait` and `protect` are called in the consumer's thread, everything else in the
-    streamer's. See also `DirectBackend`.
+    Thread rule: `wait`, `protect` and `upload_here` are called in the consumer's thread, `open` in
+    the streamer's, and everything else in both, also at the same time: by the consumer within
+    `aside` what copies or records.
     """
 
     def open(self) -> None:
@@ -30,9 +32,11 @@ class DeviceBackend(Protocol):
         first.
         """
 
-    def register(self, memory: Bytes, unit: int) -> bool:
-        """Page-lock ``memory``, which is copied from in pieces of ``unit`` bytes. ``False``: could
-        not; never raises.
+    def aside(self) -> AbstractContextManager[Any]:
+        """Make the side stream the current one of this thread within the block. After `open`."""
+
+    def register(self, memory: Bytes) -> bool:
+        """Page-lock ``memory``. ``False``: could not; never raises.
 
         Cost: about 0.1 s a GB, once.
         """
@@ -49,6 +53,13 @@ class DeviceBackend(Protocol):
 
     def upload_leaf(self, tensor: torch.Tensor) -> Any:
         """As `upload`, for one CPU tensor of any dtype and shape: the block is the array."""
+
+    def upload_here(
+        self, root: Bytes, nbytes: int, regions: Sequence[Region]
+    ) -> tuple[Any, list[Any]]:
+        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
+        this returns. At most `STAGED_BYTES`.
+        """
 
     def arrays(self, block: Any, regions: Sequence[Region]) -> list[Any]:
         """One device array per region, on the memory of ``block``, which they keep."""
@@ -67,28 +78,3 @@ class DeviceBackend(Protocol):
 
     def protect(self, block: Any) -> None:
         """Tell the device's allocator that this thread's current stream uses the block."""
-
-
-@runtime_checkable
-class DirectBackend(Protocol):
-    """A backend whose methods for the streamer's thread, but for `open`, may be called in the
-    consumer's as well: those that copy or record within `aside`. Both threads may call them at the
-    same time.
-    """
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """Make the side stream the current one of this thread within the block. After `open`."""
-
-
-@runtime_checkable
-class StagingBackend(DirectBackend, Protocol):
-    """A backend that can copy small batches on the consumer's own stream. All of this is called in
-    the consumer's thread.
-    """
-
-    def upload_here(
-        self, root: Bytes, nbytes: int, regions: Sequence[Region]
-    ) -> tuple[Any, list[Any]]:
-        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
-        this returns. At most `STAGED_BYTES`.
-        """

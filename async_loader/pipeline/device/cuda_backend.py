@@ -1,4 +1,5 @@
-"""CUDA: streams and events of torch.cuda, and page-locked slots. And which backend a device has.
+"""CUDA (and ROCm, which torch names alike): streams and events of torch.cuda, and page-locked
+slots. And which backend a device has.
 
 torch is imported inside functions only.
 
@@ -13,43 +14,102 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from async_loader import tensors
 from async_loader.batch_layout import Region
 from async_loader.errors import ConfigError
 from async_loader.pipeline.device.backend import Bytes, DeviceBackend
-from async_loader.pipeline.device.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
     import torch
 
 _log = logging.getLogger("async_loader")
+_ALIGNED = 64
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context of the process
-_ALREADY_REGISTERED = 712  # cudaErrorHostMemoryAlreadyRegistered
-_LARGEST_REGISTRATION = 16 << 30
 
 
-class CudaBackend(TorchBackend):
-    """CUDA (and ROCm, which torch names alike): page-locked slots, and waits that sleep instead of
-    spinning.
+@dataclass(frozen=True, slots=True)
+class BlockViews:
+    """How the tensors of a batch lie on a block of bytes; made once for batches that are alike.
 
-    Streams and events are those of torch.cuda throughout: the two families must not be mixed within
-    one call, and ``torch.Event`` ignores ``blocking``, without which `synchronize` burns the core
-    on which the learner may run.
+    Attributes
+    ----------
+    regions : sequence of Region
+    dtypes : list of torch.dtype
+    views : list of (int, shape, strides, offset)
+        For each region its place in ``dtypes``; strides and offset count items.
+    """
+
+    regions: Sequence[Region]
+    dtypes: list[Any]
+    views: list[tuple[int, tuple[int, ...], list[int], int]]
+
+    @classmethod
+    def of(cls, regions: Sequence[Region]) -> BlockViews:
+        dtypes: list[Any] = []
+        views = []
+        for region in regions:
+            dtype, shape = tensors.to_tensor(np.empty(0, region.dtype)).dtype, region.shape
+            if dtype not in dtypes:
+                dtypes.append(dtype)
+            strides = [1] * len(shape)
+            for axis in range(len(shape) - 1, 0, -1):
+                strides[axis - 1] = strides[axis] * max(shape[axis], 1)
+            offset = region.offset // region.dtype.itemsize
+            views.append((dtypes.index(dtype), shape, strides, offset))
+        return cls(regions, dtypes, views)
+
+    def on(self, block: torch.Tensor) -> list[torch.Tensor]:
+        """Tensors on a block of bytes, one per region.
+
+        Parameters
+        ----------
+        block : uint8 tensor [n]
+            n is a multiple of 16.
+        """
+        import torch
+
+        typed = [block.view(dtype) for dtype in self.dtypes]
+        as_strided = torch.as_strided
+        # `data`: else autograd would take a change of one field in place for a change of all
+        return [
+            as_strided(typed[number], shape, strides, offset).data
+            for number, shape, strides, offset in self.views
+        ]
+
+
+class CudaBackend:
+    """A device of CUDA: see `DeviceBackend`.
+
+    Streams and events are those of torch.cuda throughout: those of torch.accelerator must not be
+    mixed with them, and ignore ``blocking``, without which `synchronize` burns the core on which
+    the learner may run.
+
+    Parameters
+    ----------
+    device : torch.device
+        Without an index: the one that is current in the calling thread.
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self._registered: dict[int, list[int]] = {}
-        self._waits: Any = None
-        self._woken: Any = None
-
-    def _current(self, device: torch.device) -> torch.device:
         import torch
 
         # Do not start CUDA here: the workers may be forked after this.
         cuda = _cuda()
-        return torch.device(device.type, cuda.current_device() if cuda.is_initialized() else 0)
+        current = cuda.current_device() if cuda.is_initialized() else 0
+        self.device = torch.device("cuda", current) if device.index is None else device
+        self._side: Any = None
+        self._waits: Any = None
+        self._woken: Any = None
+        self._views: BlockViews | None = None
+        self._warned = False
+
+    def __str__(self) -> str:
+        return str(self.device)
 
     def open(self) -> None:
         cuda = _cuda()
@@ -59,24 +119,28 @@ class CudaBackend(TorchBackend):
         self._woken = cuda.Event(blocking=True)
         cuda.set_stream(self._side)
 
-    def record(self) -> Any:
-        event = _cuda().Event()
-        event.record(self._side)
-        return event
-
-    def synchronize(self, event: Any) -> None:
-        """Sleep, by an event that was made for it: the driver keeps a descriptor for each."""
-        if not event.query():
-            self._waits.wait_event(event)
-            self._woken.record(self._waits)
-            self._woken.synchronize()
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         import torch
 
+        # as in the streamer's thread: what is made here may be used in training
         with torch.inference_mode(False), _cuda().stream(self._side):
             yield
+
+    # -- copies ------------------------------------------------------------------------------------
+
+    def upload(self, root: Bytes, nbytes: int) -> torch.Tensor:
+        import torch
+
+        host = torch.from_numpy(root if len(root) == nbytes else root[:nbytes])
+        # Whole multiples of the largest item, so that the block can be seen as any dtype.
+        room = -(-nbytes // _ALIGNED) * _ALIGNED
+        block = torch.empty(room, dtype=torch.uint8, device=self.device)
+        (block if room == nbytes else block[:nbytes]).copy_(host, non_blocking=True)
+        return block
+
+    def upload_leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)
 
     def upload_here(
         self, root: Bytes, nbytes: int, regions: Sequence[Region]
@@ -88,44 +152,87 @@ class CudaBackend(TorchBackend):
             block = self.upload(root, nbytes)
             return block, self.arrays(block, regions)
 
-    def wait(self, event: Any) -> None:
-        event.wait(self._consumers())
+    def arrays(self, block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
+        views = self._views
+        if views is None or views.regions is not regions:
+            views = self._views = BlockViews.of(regions)
+        return views.on(block)
 
-    def _consumers(self) -> Any:
+    def record(self) -> Any:
+        event = _cuda().Event()
+        event.record(self._side)
+        return event
+
+    def done(self, event: Any) -> bool:
+        return bool(event.query())
+
+    def synchronize(self, event: Any) -> None:
+        """Sleep, by an event that was made for it: the driver keeps a descriptor for each."""
+        if not event.query():
+            self._waits.wait_event(event)
+            self._woken.record(self._waits)
+            self._woken.synchronize()
+
+    def wait(self, event: Any) -> None:
+        event.wait(self.current())
+
+    def protect(self, block: torch.Tensor) -> None:
+        block.record_stream(self.current())
+
+    # -- the caller's tensors: see `BufferWriter` --------------------------------------------------
+
+    def holds(self, value: Any) -> bool:
+        return tensors.is_tensor(value) and value.device == self.device
+
+    def current(self) -> Any:
         return _cuda().current_stream(self.device)
+
+    def follow(self, stream: Any) -> None:
+        self.current().wait_stream(stream)
+
+    def write(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        import torch
+
+        alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for target, value in pairs:
+            # torch copies lists of neither conjugates nor negatives
+            if value.device.type == "cpu" or target.is_conj() or target.is_neg():
+                target.copy_(value.detach(), non_blocking=True)
+                continue
+            into, of = alike.setdefault(target.dtype, ([], []))
+            into.append(target)
+            of.append(value.detach() if value.requires_grad else value)
+        # as the optimizers of torch do it: one kernel for the tensors of a dtype
+        for into, of in alike.values():
+            torch._foreach_copy_(into, of, non_blocking=True)
 
     # -- page-locking ------------------------------------------------------------------------------
 
-    def register(self, memory: Bytes, unit: int) -> bool:
-        done: list[int] = []
+    def register(self, memory: Bytes) -> bool:
+        address = memory.ctypes.data
         try:
-            for start, size in pieces(memory.nbytes, unit):
-                address = memory.ctypes.data + start
-                code = int(self._runtime().cudaHostRegister(address, size, _PORTABLE))
-                if code not in (0, _ALREADY_REGISTERED):
-                    raise OSError(f"cudaHostRegister of {size} bytes failed with CUDA error {code}")
-                if code == 0:
-                    done.append(address)
-                else:
-                    self._drain()  # page-locked by other code, which also undoes it
-        except Exception as error:  # whatever it is, the copies work without
-            self._release(done)
+            code = int(_cuda().cudart().cudaHostRegister(address, memory.nbytes, _PORTABLE))
+            if not code:
+                return True
             self._drain()
-            self._warn(str(error))
-            return False
-        self._registered[memory.ctypes.data] = done
-        return True
+            error = f"cudaHostRegister of {memory.nbytes} bytes failed with CUDA error {code}"
+        except Exception as failed:  # whatever it is, the copies work without
+            error = str(failed)
+        if not self._warned:
+            self._warned = True
+            # a warning that is made an error would end the streamer's thread
+            _log.warning(
+                "batches are copied to %s from pageable memory, which is slower: %s",
+                self.device,
+                error,
+            )
+        return False
 
     def unregister(self, memory: Bytes) -> None:
-        self._release(self._registered.pop(memory.ctypes.data, []))
-
-    def _release(self, addresses: Sequence[int]) -> None:
-        codes = [int(self._runtime().cudaHostUnregister(address)) for address in addresses]
-        if any(codes):
+        code = int(_cuda().cudart().cudaHostUnregister(memory.ctypes.data))
+        if code:
             self._drain()
-            _log.warning(
-                "page-locked memory could not be released: CUDA errors %s", sorted(set(codes) - {0})
-            )
+            _log.warning("page-locked memory could not be released: CUDA error %d", code)
 
     def _drain(self) -> None:
         """Take away the error that a failed runtime call leaves behind in this thread.
@@ -140,24 +247,11 @@ class CudaBackend(TorchBackend):
         except RuntimeError:
             _log.debug("a pending CUDA error was drained", exc_info=True)
 
-    def _runtime(self) -> Any:
-        return _cuda().cudart()
-
 
 def _cuda() -> Any:
     import torch
 
     return torch.cuda
-
-
-def pieces(nbytes: int, unit: int, largest: int = _LARGEST_REGISTRATION) -> list[tuple[int, int]]:
-    """Start and size of registrations that cover ``nbytes``.
-
-    Huge single registrations fail, as do empty ones, and a copy must not cross from one into the
-    next: so they are cut between units.
-    """
-    size = max(1, largest // max(unit, 1)) * max(unit, 1)
-    return [(start, min(size, nbytes - start)) for start in range(0, nbytes, size)]
 
 
 BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
@@ -170,7 +264,7 @@ def backend_for(device: Any) -> DeviceBackend:
     Parameters
     ----------
     device : str | torch.device | DeviceBackend
-        An accelerator that torch has ("cuda", "cuda:1", "xpu"), or a backend of your own.
+        "cuda", "cuda:1" (also of ROCm, which torch names alike), or a backend of your own.
 
     Raises
     ------
@@ -181,11 +275,6 @@ def backend_for(device: Any) -> DeviceBackend:
         return device
     if device in BY_NAME:
         return BY_NAME[device]()
-    found = _find(device)
-    return CudaBackend(found) if found.type == "cuda" else TorchBackend(found)
-
-
-def _find(device: str | torch.device) -> torch.device:
     import torch
 
     try:
@@ -194,16 +283,10 @@ def _find(device: str | torch.device) -> torch.device:
         raise ConfigError(
             f"device {device!r} is nothing that torch knows: use 'cpu', 'cuda', 'cuda:0' ..."
         ) from error
-    present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if present is None or present.type != wanted.type:
-        has = "no accelerator" if present is None else repr(present.type)
+    count = torch.cuda.device_count()
+    if wanted.type != "cuda" or (wanted.index or 0) >= count:
         raise ConfigError(
-            f"device {str(wanted)!r} is not available, torch has {has} here: use device='cpu'"
+            f"device {str(wanted)!r} is not available, there are {count} of CUDA: use "
+            "device='cpu', or the index of one that is there"
         )
-    count = torch.accelerator.device_count()
-    if wanted.index is not None and wanted.index >= count:
-        raise ConfigError(
-            f"device {str(wanted)!r} is not available, there are {count}: use an index below "
-            f"{count}"
-        )
-    return wanted
+    return CudaBackend(wanted)

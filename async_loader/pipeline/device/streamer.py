@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import (
-    Bytes,
-    DeviceBackend,
-    DirectBackend,
-    StagingBackend,
-)
+from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 from async_loader.pipeline.device.transfer_thread import InFlight, StreamerInput, TransferThread
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
@@ -69,14 +64,14 @@ class PinnedMemory:
         self._lock = threading.Lock()
         self._held: dict[int, _PinnedRange] = {}
 
-    def register(self, backend: DeviceBackend, memory: Bytes, unit: int) -> bool:
+    def register(self, backend: DeviceBackend, memory: Bytes) -> bool:
         """As `DeviceBackend.register`."""
         with self._lock:
             held = self._held.get(memory.ctypes.data)
             if held is not None:
                 held.users += 1
                 return True
-            pinned = backend.register(memory, unit)
+            pinned = backend.register(memory)
             if pinned:
                 self._held[memory.ctypes.data] = _PinnedRange(backend)
             return pinned
@@ -104,8 +99,6 @@ class Streamer(TransferThread):
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
         Top-level fields that stay on the CPU.
-    covers : callable | None
-        Whether a batch that lies like this is to be copied into the caller's tensors, all of it.
     """
 
     def __init__(
@@ -116,10 +109,8 @@ class Streamer(TransferThread):
         max_in_flight: int = MAX_IN_FLIGHT,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
-        covers: Callable[[BatchLayout], bool] | None = None,
     ) -> None:
         super().__init__(train_queue, output)
-        self._covers = covers
         self._backend = backend
         self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
@@ -127,8 +118,6 @@ class Streamer(TransferThread):
         # Rings that were seen, and the memory to give back; ``None`` when it could not be
         # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
-        self._direct = backend if isinstance(backend, DirectBackend) else None
-        self._staging = backend if isinstance(backend, StagingBackend) else None
         self._by_consumer: deque[InFlight] = deque()
         self._turn = threading.Lock()  # of the consumer's copies, and of the end
         self._meeting = threading.Lock()
@@ -167,16 +156,11 @@ class Streamer(TransferThread):
     def _copy(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Enqueue the copies of one batch: what the consumer will get, and the blocks behind it."""
         layout, buffer = batch.layout, batch.buffer
-        return (
-            self._copy_tree(batch)
-            if layout is None or buffer is None
-            else self._copy_slot(layout, buffer)
-        )
-
-    def _copy_slot(self, layout: BatchLayout, buffer: BatchBuffer) -> tuple[Any, tuple[Any, ...]]:
-        """All of it in one transfer; the arrays are views of one block."""
-        if buffer.ring is not None:
+        if buffer is not None and buffer.ring is not None:
             self.meet(buffer.ring)
+        if layout is None or buffer is None:
+            return self._copy_tree(batch)
+        # all of it in one transfer; the arrays are views of one block
         block = self._backend.upload(buffer.root, layout.nbytes)
         values = self._backend.arrays(block, layout.regions)
         return self._value(layout, buffer, values), (block,)
@@ -184,16 +168,12 @@ class Streamer(TransferThread):
     def _value(self, layout: BatchLayout, buffer: BatchBuffer, values: list[Any]) -> Any:
         for number, region in enumerate(layout.regions):
             if region.name in self._host_fields:
-                view = np.ndarray(
-                    region.shape, region.dtype, buffer.root, region.offset, region.strides
-                )
+                view = np.ndarray(region.shape, region.dtype, buffer.root, region.offset)
                 values[number] = tensors.to_tensor(view.copy())
         return layout.rebuild(values)
 
     def _copy_tree(self, batch: Batch) -> tuple[Any, tuple[Any, ...]]:
         """Tensor by tensor; what is no dense tensor on the CPU goes on as it is."""
-        if batch.buffer is not None and batch.buffer.ring is not None:
-            self.meet(batch.buffer.ring)
         # The tensors made here stay with the batch, and then in flight, for as long as they are
         # copied from.
         batch.tree = tree.transform(batch.tree, tensors.as_tensor, leave=is_ignored)
@@ -242,16 +222,13 @@ class Streamer(TransferThread):
         if id(ring) in self._rings:
             return
         with self._meeting:
-            self._meet(ring)
-
-    def _meet(self, ring: SlotRing) -> None:
-        if id(ring) in self._rings:
-            return
-        for old in [key for key, known in self._rings.items() if _idle(known[0])]:
-            self._give_back(self._rings.pop(old)[1])
-        memory = ring.memory
-        pinned = self._pages.register(self._backend, memory, ring.slot_bytes)
-        self._rings[id(ring)] = (ring, memory if pinned else None)
+            if id(ring) in self._rings:
+                return
+            for old in [key for key, known in self._rings.items() if _idle(known[0])]:
+                self._give_back(self._rings.pop(old)[1])
+            memory = ring.memory
+            pinned = self._pages.register(self._backend, memory)
+            self._rings[id(ring)] = (ring, memory if pinned else None)
 
     def _give_back(self, memory: Bytes | None) -> None:
         if memory is not None:
@@ -289,14 +266,11 @@ class Streamer(TransferThread):
         Does not wait.
         """
         assert batch.device is not None
-        self._follow(batch.device)
-        return batch.value
-
-    def _follow(self, copy: DeviceCopy) -> None:
-        """Let the current stream wait for a copy of the side stream."""
+        copy = batch.device
         if copy.event is not None:
             self._await(copy)
             self._protect(copy)
+        return batch.value
 
     def send_here(self, batch: Batch) -> Batch | Failure:
         """As `_send`, of what the consumer has drawn: see NOTE [copies by the consumer].
@@ -306,53 +280,35 @@ class Streamer(TransferThread):
         Closed, Broken
             The streamer has ended, or the device cannot be used any more.
         """
-        error = None if self._stage(batch) else self._start_here(batch)
+        error = None
+        with self._turn:
+            if self._over:
+                self.output.check()
+                raise Closed("the loader is closed")
+            if not self._stage(batch):
+                try:
+                    self._free_done(self._by_consumer)
+                    with self._backend.aside():
+                        error = self._start(batch, self._by_consumer)
+                except Exception as broken:
+                    self._break(broken)
+                    self.output.check()
+                    raise
         self.meter.batches += 1
         return batch if error is None else Failure(error, lease=batch.lease)
-
-    def _start_here(self, batch: Batch) -> Exception | None:
-        """As `_start`, in the consumer's thread."""
-        backend = self._direct
-        assert backend is not None
-        with self._turn:
-            self._check()
-            try:
-                self._free_done(self._by_consumer)
-                with backend.aside():
-                    return self._start(batch, self._by_consumer)
-            except Exception as broken:
-                self._break(broken)
-                self.output.check()
-                raise
-
-    def _check(self) -> None:
-        if self._over:
-            self.output.check()
-            raise Closed("the loader is closed")
 
     def _stage(self, batch: Batch) -> bool:
         """Copy a batch on the consumer's stream; return whether that could be done.
 
-        Nothing is in flight then. One for tensors of the caller's stays where it is until it is
-        copied into them.
+        Nothing is in flight then.
         """
-        staging, layout, buffer = self._staging, batch.layout, batch.buffer
-        if (
-            staging is None
-            or layout is None
-            or buffer is None
-            or buffer.ring is not None
-            or layout.nbytes > STAGED_BYTES
-        ):
+        layout, buffer = batch.layout, batch.buffer
+        if layout is None or buffer is None or buffer.ring is not None:
             return False
-        self._check()
-        if self._covers is not None and self._covers(layout):
-            batch.value = layout.rebuild([tensors.to_tensor(v) for v in layout.views(buffer.root)])
-            batch.device = DeviceCopy((), None)
-            batch.detach()
-            return True
+        if layout.nbytes > STAGED_BYTES:
+            return False
         try:
-            block, values = staging.upload_here(buffer.root, layout.nbytes, layout.regions)
+            block, values = self._backend.upload_here(buffer.root, layout.nbytes, layout.regions)
             batch.value = self._value(layout, buffer, values)
         except Exception:  # the other way finds out whether it is of this batch alone
             return False

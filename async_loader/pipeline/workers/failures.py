@@ -5,10 +5,7 @@ from.
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 import traceback
-from typing import Any
 
 from async_loader.errors import Closed, JobFailed
 from async_loader.pipeline import codec
@@ -26,7 +23,7 @@ _MISLEADING = (
 Ctrl-C.
 """
 
-Report = tuple[str, str, str, bytes, bytes]
+Report = tuple[str, str, str, bytes]
 
 
 class RemoteTraceback(Exception):
@@ -37,8 +34,8 @@ class RemoteTraceback(Exception):
 
 
 def report(error: BaseException) -> Encoded:
-    """An exception as data (a `Report`): type name, text, traceback, its pickle, and the pickle of
-    its parts; a pickle that cannot be made is empty.
+    """An exception as data (a `Report`): type name, text, traceback, and its pickle, which is empty
+    if it cannot be made.
     """
     text = "".join(traceback.format_exception(error))
     kind = type(error)
@@ -48,52 +45,15 @@ def report(error: BaseException) -> Encoded:
             _text(error),
             text,
             _pickled(error),
-            _pickled(_parts(error)),
         )
     )
 
 
-def _pickled(value: object) -> bytes:
-    if value is None:
-        return b""
+def _pickled(error: BaseException) -> bytes:
     try:
-        return codec.encode(value).head
+        return codec.encode(error).head
     except Exception:  # its __reduce__ may raise anything: then the text must do
         return b""
-
-
-_Parts = tuple[type[BaseException], type[BaseException], tuple[Any, ...], Any]
-
-
-def _parts(error: BaseException) -> _Parts | None:
-    """The type, the built-in type it is derived from, and the latter's arguments and attributes.
-
-    Pickle calls a type with ``args``, which `Exception.__init__` was given: a type with an
-    ``__init__`` of its own often takes others. ``None`` for types that go without this: built-in
-    ones, and those that no other process can import.
-    """
-    kind = type(error)
-    base: Any = next(one for one in kind.__mro__ if one.__module__ == "builtins")
-    module: Any = sys.modules.get(kind.__module__)
-    found = functools.reduce(_attribute, kind.__qualname__.split("."), module)
-    if kind is base or found is not kind:
-        return None
-    _, args, *state = base.__reduce__(error)
-    return kind, base, args, state[0] if state else None
-
-
-def _attribute(value: Any, name: str) -> Any:
-    return getattr(value, name, None)
-
-
-def _rebuilt(parts: _Parts) -> BaseException:
-    """The exception without a call of its type's own ``__init__``."""
-    kind, base, args, state = parts
-    error = kind.__new__(kind, *args)
-    base.__init__(error, *args)
-    if state is not None:
-        BaseException.__setstate__(error, state)
-    return error
 
 
 def _text(error: BaseException) -> str:
@@ -108,16 +68,11 @@ def from_report(payload: bytes, where: str) -> BaseException:
     JobFailed.
     """
     found: Report = codec.decode(payload)
-    type_name, text, remote, pickled, parts = found
+    type_name, text, remote, pickled = found
     error: BaseException | None = None
     with contextlib.suppress(BaseException):  # unpickling runs the exception's own code
-        loaded = codec.decode(pickled) if pickled else None
-        if isinstance(loaded, BaseException):
-            error = guarded(loaded)
-    if parts and (error is None or _text(error) != text):
-        with contextlib.suppress(BaseException):
-            error = guarded(_rebuilt(codec.decode(parts)))
-    if error is None:
+        error = guarded(codec.decode(pickled))
+    if error is None or _text(error) != text:
         error = JobFailed(f"{type_name}: {text}", type_name, remote)
     error.__cause__ = RemoteTraceback(remote)
     error.add_note(f"raised in {where}")

@@ -5,30 +5,124 @@ thread.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.batch_layout import BatchLayout
+from async_loader.errors import AsyncLoaderError
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome
 from async_loader.pipeline.batches import arena, collate
 from async_loader.pipeline.batches.arena import Arena
-from async_loader.pipeline.batches.host_output import HostOutput
-from async_loader.pipeline.batches.local_collator import LocalCollator
-from async_loader.pipeline.batches.slot_allocator import SlotAllocator
-from async_loader.pipeline.batches.transform import Transform
+from async_loader.pipeline.batches.local_collator import LocalCollator, Transform
+from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.codec import Encoded, SharedCalls
-from async_loader.pipeline.workers.seeding import seed_globals
-from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
-from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.work import (
+    NEVER,
+    Ending,
+    Kind,
+    WorkContext,
+    seed_globals,
+    while_open,
+)
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.batch_buffer import ReadyBlock, ReadySlot
-from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window
+from async_loader.shm.segment import Segment
+from async_loader.source import Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Source, Window
+
+KNOWN_RINGS = 3
+"""Rings that a worker remembers; its handle counts along and sends them again when they were
+forgotten.
+"""
+
+
+class TaskRecord(NamedTuple):
+    """One chunk of a task, as it is sent; what is to be done follows as the payload.
+
+    Attributes
+    ----------
+    number : int
+        Of the chunk, for the answer.
+    kind : str
+        "jobs" or "rows" of a loader's batch; "work" or "stream" for what a `Work` of a pool does.
+    seq : int
+        Of the task in its iteration.
+    chunk, start, stop : int
+        Which chunk of the task it is, and its rows.
+    whole : bool
+        The only chunk: it may use all of the slot.
+    ring, slot : int
+        A `MappedRing` that was sent before, and the slot in it; -1 for none.
+    iteration : int
+    """
+
+    number: int
+    kind: str
+    seq: int
+    chunk: int
+    start: int
+    stop: int
+    whole: bool
+    ring: int
+    slot: int
+    iteration: int
+
+
+@dataclass(slots=True)
+class MappedRing:
+    """A ring of slots, and how batches lie in them; without a layout that is not known."""
+
+    segment: Segment
+    slot_bytes: int
+    layout: BatchLayout | None
+    views: dict[int, list[Any]] = field(default_factory=dict)
+
+    def root(self, slot: int) -> npt.NDArray[np.uint8]:
+        """The bytes of a slot."""
+        return self.segment.bytes(slot * self.slot_bytes, self.slot_bytes)
+
+
+class WorkerSlots:
+    """Rings by the numbers that the loader's process gives them.
+
+    Attributes
+    ----------
+    arena : Arena | None
+        All of the slot of the task at work, where that is its only chunk.
+    layout : BatchLayout | None
+        Of the rows that the task at work writes; ``None``: it answers with what it made.
+    """
+
+    def __init__(self) -> None:
+        self.arena: Arena | None = None
+        self.layout: BatchLayout | None = None
+        self._rings: dict[int, MappedRing] = {}
+
+    def add(self, number: int, ring: MappedRing) -> None:
+        self._rings[number] = ring
+        if len(self._rings) > KNOWN_RINGS:
+            del self._rings[next(iter(self._rings))]
+
+    def begin(self, task: TaskRecord) -> None:
+        """This task is at work from now on."""
+        ring = self._rings.get(task.ring)
+        self.layout = None if ring is None else ring.layout
+        self.arena = Arena(ring.root(task.slot)) if task.whole and ring is not None else None
+
+    def rows(self, task: TaskRecord) -> list[Any]:
+        """The rows of the chunk at work, in the arrays of its slot, which are made once."""
+        ring = self._rings[task.ring]
+        views = ring.views.get(task.slot)
+        if views is None:
+            assert ring.layout is not None
+            views = ring.views[task.slot] = ring.layout.views(ring.root(task.slot))
+        return [view[task.start : task.stop] for view in views]
+
 
 Answer = tuple[str, Encoded | None]
 
@@ -40,18 +134,19 @@ class SampleWork:
     Parameters
     ----------
     reader : Reader | None
-        For rows.
+        For rows, in a worker process.
     collate_fn : callable | None
         Sees the whole list of samples of a batch.
     init_fn : callable | None
         Called with the worker's number before its first task.
     seed : int
         Of the loader; each chunk gets a seed of (seed, batch, chunk).
-    slots : SlotAllocator | None
-    output : HostOutput | None
-        Both for work in the loader's own process.
     transform : Transform | None
         Of each whole batch.
+    source : Source | None
+    slots : SlotAllocator | None
+    output : HostOutput | None
+        All three for work in the loader's own process.
     """
 
     def __init__(
@@ -60,16 +155,18 @@ class SampleWork:
         collate_fn: Callable[[list[Any]], Any] | None,
         init_fn: Callable[[int], Any] | None,
         seed: int,
+        transform: Transform | None = None,
+        source: Source | None = None,
         slots: SlotAllocator | None = None,
         output: HostOutput | None = None,
-        transform: Transform | None = None,
     ) -> None:
         self.reader = reader
-        self.slots = slots
-        self.output = output
         self.collate_fn = collate_fn
         self.seed = seed
         self.transform = transform
+        self.source = source
+        self.slots = slots
+        self.output = output
         self._init_fn = init_fn
 
     def prepare(self, number: int, kind: Kind) -> None:
@@ -84,85 +181,83 @@ class SampleWork:
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         if here.kind != "process":
-            return SampleTasks(self, here.worker, here.ending).do
+            return SampleTasks(self, here.ending).do
         reader = self.reader if here.state is None else here.state
         return ChunkTasks(self, reader, here.ending).run
 
 
-class LocalReaders(list[tuple[Reader, threading.Lock]]):
-    """For each worker of this process its reader, and the lock under which it reads: workers may
-    have to share a reader.
+def reader_of(source: Source) -> Reader:
+    """A reader of the rows that were planned: a table without a schema has none before its first
+    step.
     """
-
-    def __init__(self, readers: Sequence[Reader]) -> None:
-        turns = {id(reader): threading.Lock() for reader in readers}
-        super().__init__((reader, turns[id(reader)]) for reader in readers)
+    reader = source.reader()
+    if reader is None:
+        raise AsyncLoaderError(f"{type(source).__name__} planned rows and has no reader for them")
+    return reader
 
 
 class SampleTasks:
-    """The plans of one worker in this process.
+    """The plans of one worker in this process, which has a reader of its own.
 
     Never touches the global random generators: they belong to the learner.
     """
 
-    def __init__(self, work: SampleWork, worker: int = 0, ending: Ending = NEVER) -> None:
+    def __init__(self, work: SampleWork, ending: Ending = NEVER) -> None:
         assert work.slots is not None
         assert work.output is not None
         self._output = work.output
+        self._source = work.source
+        self._reader: Reader | None = None
         self._collator = LocalCollator(work.slots, work.collate_fn)
         self._seed = work.seed
         # it wants samples, also of rows that could be read straight into a slot
         self._whole = work.collate_fn is not None
         self._transform = work.transform
-        self._worker = worker
         self._ending = ending
 
-    def do(self, task: tuple[int, Plan, LocalReaders | None]) -> Outcome:
-        """The batch of (number, plan, readers); raises what its jobs raise."""
-        seq, plan, readers = task
-        batch = self._make(seq, plan, readers)
+    def do(self, task: tuple[int, Plan]) -> Outcome:
+        """The batch of (number, plan); raises what its jobs raise."""
+        seq, plan = task
+        batch = self._make(plan, (self._seed, seq, 0))
         if self._transform is not None:
-            lease, seed = batch.lease, (self._seed, seq, 0)
             batch = self._collator.transformed(
-                batch, self._transform, seed, compact=self._output.keep_slots
+                batch, self._transform, (self._seed, seq, 0), compact=self._output.keep_slots
             )
-            batch.lease = lease
+        if isinstance(plan, Ready):
+            batch.lease = plan.lease
         return self._output.prepare(batch)
 
-    def _make(self, seq: int, plan: Plan, readers: LocalReaders | None) -> Batch:
+    def _make(self, plan: Plan, seed: Seed) -> Batch:
         collator = self._collator
         if isinstance(plan, Ready):
             slots_follow = self._output.keep_slots and self._transform is None
             if self._whole and plan.samples is not None:
-                batch = collator.samples(plan.samples())
-            elif isinstance(plan, ReadySlot | ReadyBlock) and slots_follow:
-                batch = Batch(plan.buffer, plan.layout)
-            else:
-                # On its way to a device a batch lies in a slot: one copy of page-locked memory in
-                # place of many of any.
-                lent = plan.lent and not slots_follow
-                batch = collator.lent(plan.batch) if lent else collator.ready(plan.batch)
-            batch.lease = plan.lease
-            return batch
+                return collator.samples(plan.samples())
+            if isinstance(plan, ReadySlot | ReadyBlock) and slots_follow:
+                return Batch(plan.buffer, plan.layout)
+            # On its way to a device a batch lies in a slot: one copy of page-locked memory in
+            # place of many of any.
+            if plan.lent and not slots_follow:
+                return Batch(tree=plan.batch)
+            return collator.ready(plan.batch)
         if isinstance(plan, Samples):
             return collator.samples(plan.samples)
         if isinstance(plan, Jobs):
             return collator.samples([call() for call in while_open(plan.calls, self._ending)])
         assert isinstance(plan, Rows)
-        assert readers is not None
-        seed = (self._seed, seq, 0)
-        reader, turn = readers[self._worker]
-        with turn:
-            if self._whole:
-                return collator.samples(fetch(reader, plan.index, seed))
-            return collator.rows(reader, plan.index, seed)
+        if self._reader is None:
+            assert self._source is not None
+            self._reader = reader_of(self._source)
+        if self._whole:
+            return collator.samples(fetch(self._reader, plan.index, seed))
+        return collator.rows(self._reader, plan.index, seed)
 
 
 class ChunkTasks:
     """The tasks of one iteration in a worker process: each is a chunk of a batch.
 
-    Its rows are written into the batch's slot where the layout is known, and answered as arrays or
-    samples where not. The parent alone decides layouts.
+    Its rows are written into the batch's slot where the layout is known and they fit, and answered
+    as samples where not. The parent alone decides layouts.
     """
 
     def __init__(self, work: SampleWork, reader: Reader | None, ending: Ending = NEVER) -> None:
@@ -172,100 +267,56 @@ class ChunkTasks:
         self._schema: Schema | None = None
 
     def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
-        """Do a chunk: "wrote", or what was made: "chunk" (schema and arrays), "samples" or
-        "tree".
-        """
+        """Do a chunk: "wrote", or what was made: "samples", or the "tree" of a whole batch."""
         task, what, slots = chunk
         seed = (self._work.seed, task.seq, task.chunk)
-        if task.kind == "jobs":
-            seed_globals(seed)
-            samples = self._called(what)
-            if self._work.transform is not None:
-                return self._transformed(self._batch(samples, slots), seed, slots)
-            return self._collated(task, slots, samples)
-        reader = self._reader
-        assert reader is not None
-        if self._work.transform is not None:
-            seed_globals(seed)
-            return self._of_rows(reader, what, seed, slots)
-        if task.layout >= 0 and reader.schema is not None:
-            reader.read(
-                what, slots.layout(task).window(slots.root(task), task.start, task.stop), seed
-            )
+        reader = self._reader if task.kind == "rows" else None
+        if slots.layout is not None and reader is not None and reader.schema is not None:
+            reader.read(what, Window(slots.rows(task)), seed)
             return "wrote", None
         seed_globals(seed)
-        # no slot was free: the same arrays, beside it
-        if reader.schema is not None and not task.whole:
-            return "chunk", codec.encode(
-                (reader.schema, read_fresh(reader, what, seed)), out_of_band=True
-            )
-        return self._collated(task, slots, fetch(reader, what, seed))
+        if task.whole:
+            batch = self._whole(reader, what, seed, slots.arena)
+            return "tree", codec.encode(batch, out_of_band=True)
+        samples = self._samples(reader, what, seed)
+        if slots.layout is not None and self._fill(slots.layout, samples, slots.rows(task)):
+            return "wrote", None
+        return "samples", codec.encode(list(samples), out_of_band=True)
 
-    def _called(self, what: SharedCalls | list[Callable[[], Any]]) -> list[Any]:
+    def _samples(self, reader: Reader | None, what: Any, seed: Seed) -> Sequence[Any]:
+        if reader is not None:
+            return fetch(reader, what, seed)
         if isinstance(what, SharedCalls):
             function = what.function
             return [function(*each) for each in while_open(what.arguments, self._ending)]
         return [call() for call in while_open(what, self._ending)]
 
-    def _of_rows(
-        self, reader: Reader, index: npt.NDArray[np.int64], seed: Seed, slots: WorkerSlots
-    ) -> Answer:
-        schema = reader.schema
-        if schema is None or self._work.collate_fn is not None:
-            return self._transformed(self._batch(fetch(reader, index, seed), slots), seed, slots)
-        fields = read_fresh(reader, index, seed, slots.arena)
-        return self._transformed(schema.rebuild(fields), seed, slots)
-
-    def _batch(self, samples: Sequence[Any], slots: WorkerSlots) -> Any:
-        """A whole batch of samples, in the task's slot where they have a schema."""
-        if self._work.collate_fn is not None:
-            return self._work.collate_fn(list(samples))
-        schema = collate.schema_of(samples[0])
-        if schema is not None:
-            fields = _memory(schema, len(samples), slots.arena).fields
-            with contextlib.suppress(tree.Misfit):
-                collate.fill(schema, samples, fields)
-                return schema.rebuild(fields)
-        return collate.collate(samples)
-
-    def _transformed(self, batch: object, seed: Seed, slots: WorkerSlots) -> Answer:
-        transform = self._work.transform
-        assert transform is not None
-        result = transform(transform.arrays(batch), seed)
+    def _whole(self, reader: Reader | None, what: Any, seed: Seed, within: Arena | None) -> Any:
+        """A whole batch, in the task's slot as far as that has room."""
+        work = self._work
+        if work.collate_fn is not None:
+            batch = work.collate_fn(list(self._samples(reader, what, seed)))
+        elif reader is not None and reader.schema is not None:
+            batch = reader.schema.rebuild(read_fresh(reader, what, seed, within))
+        else:
+            batch = _collated(self._samples(reader, what, seed), within)
+        if work.transform is None:
+            return batch
+        result = work.transform(work.transform.arrays(batch), seed)
         # what is in no piece would be copied into the pickle
-        with arena.within(slots.arena):
-            whole = tree.transform(result, _in_one_piece, leave=collate.is_ignored)
-        return "tree", codec.encode(whole, out_of_band=True)
+        with arena.within(within):
+            return tree.transform(result, _in_one_piece, leave=collate.is_ignored)
 
-    def _collated(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> Answer:
-        if task.whole:
-            function = self._work.collate_fn or collate.collate
-            return "tree", codec.encode(function(list(samples)), out_of_band=True)
-        if task.layout >= 0 and self._fill(task, slots, samples):
-            return "wrote", None
-        schema = collate.schema_of(samples[0])
-        if schema is not None:
-            if task.layout >= 0 and _fits(schema, slots.layout(task)):
-                self._schema = schema
-                if self._fill(task, slots, samples):
-                    return "wrote", None
-            arrays = [np.empty((len(samples), *f.shape), f.dtype) for f in schema.fields]
-            with contextlib.suppress(tree.Misfit):
-                collate.fill(schema, samples, arrays)
-                return "chunk", codec.encode((schema, arrays), out_of_band=True)
-        return "samples", codec.encode(list(samples), out_of_band=True)
-
-    def _fill(self, task: TaskRecord, slots: WorkerSlots, samples: Sequence[Any]) -> bool:
-        """Write the rows of the chunk; False: they, or the schema that was seen last, do not
-        fit.
-        """
-        if self._schema is None or not _fits(self._schema, slots.layout(task)):
+    def _fill(self, layout: BatchLayout, samples: Sequence[Any], fields: Sequence[Any]) -> bool:
+        """Write the rows of the chunk; False: they do not fit."""
+        if self._schema is None or not _fits(self._schema, layout):
+            self._schema = collate.schema_of(samples[0])
+        if self._schema is None or not _fits(self._schema, layout):
             return False
         with contextlib.suppress(tree.Misfit):
-            collate.fill(
-                self._schema, samples, [view[task.start : task.stop] for view in slots.views(task)]
-            )
+            collate.fill(self._schema, samples, fields)
             return True
+        self._schema = None
         return False
 
 
@@ -290,17 +341,27 @@ def read_fresh(
 ) -> list[Any]:
     """Rows in arrays of their own, or ``within`` a slot that has room for them."""
     assert reader.schema is not None
-    window = _memory(reader.schema, len(index), within)
-    reader.read(index, window, seed)
-    return window.fields
+    fields = _memory(reader.schema, len(index), within)
+    reader.read(index, Window(fields), seed)
+    return fields
 
 
-def _memory(schema: Schema, rows: int, within: Arena | None) -> Window:
+def _collated(samples: Sequence[Any], within: Arena | None) -> Any:
+    schema = collate.schema_of(samples[0])
+    if schema is not None:
+        fields = _memory(schema, len(samples), within)
+        with contextlib.suppress(tree.Misfit):
+            collate.fill(schema, samples, fields)
+            return schema.rebuild(fields)
+    return collate.collate(samples)
+
+
+def _memory(schema: Schema, rows: int, within: Arena | None) -> list[Any]:
     layout = BatchLayout.contiguous(schema, rows)
     offset = None if within is None else within.take(layout.nbytes)
     if within is None or offset is None:
-        return layout.window(np.empty(layout.nbytes, np.uint8), 0, rows)
-    return layout.window(within.root[offset : offset + layout.nbytes], 0, rows)
+        return layout.views(np.empty(layout.nbytes, np.uint8))
+    return layout.views(within.root[offset : offset + layout.nbytes])
 
 
 def _in_one_piece(leaf: object) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from async_loader.errors import Broken
 from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join
-from async_loader.pipeline.batch import Batch, Failure, StreamEnd
+from async_loader.pipeline.batch import Batch, Failure, Outcome, StreamEnd
 from async_loader.pipeline.job_queue import Chunk, JobQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
@@ -21,8 +21,8 @@ from async_loader.stats import Meter, StageStats, summed
 class WorkerStates(list[WorkerState]):
     """What each thread remembers of its work. The threads reference it weakly."""
 
-    def __init__(self, size: int, config: WorkerConfig, end: EndFlag) -> None:
-        super().__init__(WorkerState(config.of_worker(n), "thread", end) for n in range(size))
+    def __init__(self, size: int, config: Callable[[int], WorkerConfig], end: EndFlag) -> None:
+        super().__init__(WorkerState(config(number), "thread", end) for number in range(size))
 
 
 class ThreadPool:
@@ -45,7 +45,6 @@ class ThreadPool:
         end: EndFlag,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        self.size = size
         self.jobs = JobQueue()
         self.replaced = 0
         self._worker_states = worker_states
@@ -54,7 +53,7 @@ class ThreadPool:
         self._changed = threading.Condition()
         self._at_work: dict[int, Chunk] = {}
         self._meters = [Meter() for _ in range(size)]
-        end.on_set(self.wake)
+        end.on_set(self._wake)
         self._threads = [
             threading.Thread(
                 target=self._run, args=(n,), name=f"async-loader-worker-{n}", daemon=True
@@ -72,14 +71,10 @@ class ThreadPool:
     def submit(self, chunks: Sequence[Chunk]) -> None:
         """See `WorkerPool.submit`."""
         with SignalsDeferred(), self._changed:  # a Condition is entered in more than one step
-            self.jobs.put(chunks)
-            if chunks[0].worker is None:
-                self._changed.notify(len(chunks))
-            else:
-                self._changed.notify_all()
+            self.jobs.extend(chunks)
+            self._changed.notify_all()
 
-    def wake(self) -> None:
-        """The end flag is up."""
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
@@ -104,64 +99,56 @@ class ThreadPool:
 
     def waiting_for(self) -> str | None:
         """The thread that is at work on the oldest batch, in words."""
-        held = min(
-            ((chunk.job.seq, number) for number, chunk in list(self._at_work.items())), default=None
-        )
-        return None if held is None else f"thread {held[1]} is at work on batch {held[0]}"
+        held = [(chunk.job.seq, number) for number, chunk in list(self._at_work.items())]
+        return f"thread {min(held)[1]} is at work on batch {min(held)[0]}" if held else None
 
     # -- the threads -------------------------------------------------------------------------------
 
     def _run(self, number: int) -> None:
-        if not self._prepare(number):
-            return
-        while (chunk := self._take(number)) is not None and (
-            worker_states := self._worker_states()
-        ) is not None:
-            self._at_work[number] = chunk
-            meter = self._meters[number]
-            meter.work()
-            outcome = self._do(chunk, number, worker_states[number])
-            meter.wait()
-            meter.batches += 1
-            del self._at_work[number]
-            if not chunk.job.over:
-                chunk.job.over = True
-                chunk.job.ready.put(chunk.job.seq, outcome)
-            del chunk, outcome, worker_states  # nothing is held while it waits
-
-    def _prepare(self, number: int) -> bool:
-        worker_states = self._worker_states()
+        meter = self._meters[number]
         try:
-            if worker_states is not None:
-                worker_states[number].prepare()
+            self._prepare(number)
         except BaseException as error:  # the top of a thread: forward, never die silently
             broken = Broken(f"thread {number} could not start: worker_init_fn failed: {error!r}")
             broken.__cause__ = error
             self._on_broken(broken)
-            return False
-        return worker_states is not None
+            return
+        while (chunk := self._take(number)) is not None:
+            states = self._worker_states()
+            if states is None:
+                return
+            self._at_work[number] = chunk
+            meter.work()
+            outcome = _outcome(chunk, number, states[number])
+            meter.wait()
+            meter.batches += 1
+            del self._at_work[number]
+            chunk.job.finish(outcome)
+            del chunk, outcome, states  # nothing is held while it waits
+
+    def _prepare(self, number: int) -> None:
+        states = self._worker_states()
+        if states is not None:
+            states[number].prepare()
 
     def _take(self, number: int) -> Chunk | None:
-        chunk: Chunk | None = None
-
-        def look() -> bool:
-            nonlocal chunk
-            chunk = self.jobs.take(number)
-            return chunk is not None or self._end.is_set()
-
         with self._changed:
-            self._changed.wait_for(look)
-        return None if self._end.is_set() else chunk
+            while not self._end.is_set():
+                chunk = self.jobs.take(number)
+                if chunk is not None:
+                    return chunk
+                self._changed.wait()
+        return None
 
-    def _do(self, chunk: Chunk, number: int, state: WorkerState) -> Batch | StreamEnd | Failure:
-        spec = chunk.spec
-        if not state.knows(spec.number):
-            state.keep(spec.live.copy())
-            state.tell(spec.number, spec.seed, spec.first, lambda: spec.state)
-        try:
-            batch = state.do(spec.number, chunk.job.seq, chunk.task, stream=spec.stream)
-        except BaseException as error:  # data for the consumer: it is raised there
-            return Failure(guarded(error))
-        if batch is END:
-            return StreamEnd(number)
-        return batch if type(batch) is Batch else Batch(tree=batch, value=batch)
+
+def _outcome(chunk: Chunk, number: int, state: WorkerState) -> Outcome:
+    spec = chunk.spec
+    if spec.number not in state.known:
+        state.tell(spec.number, spec.seed, spec.first, spec.live.copy(), lambda: spec.state)
+    try:
+        batch = state.do(spec.number, chunk.job.seq, chunk.task, stream=spec.stream)
+    except BaseException as error:  # data for the consumer: it is raised there
+        return Failure(guarded(error))
+    if batch is END:
+        return StreamEnd(number)
+    return batch if type(batch) is Batch else Batch(tree=batch, value=batch)

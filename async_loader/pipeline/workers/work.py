@@ -9,15 +9,46 @@ from __future__ import annotations
 import importlib
 import random
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from async_loader import tensors
 from async_loader.errors import Closed
-from async_loader.pipeline.workers import seeding
-from async_loader.source import END
+from async_loader.source import END, Seed
+
+
+def seed_globals(seed: Seed) -> None:
+    """Seed them for one chunk of one batch: the same seed gives the same chunk in any worker.
+
+    torch's own is left out while the worker has not imported torch.
+    """
+    state = np.random.SeedSequence(seed).generate_state(2)
+    random.seed(int(state[0]))
+    np.random.seed(state[1])
+    torch = tensors.loaded_torch()
+    if torch is not None:
+        # The CPU's generator alone: torch.manual_seed goes through every device's and costs 150
+        # times as much.
+        torch.default_generator.manual_seed(int(state[0]))
+
+
+def seed_as_torch(base: int, worker: int) -> None:
+    """The global generators of a worker process exactly as torch's own workers have them."""
+    torch: Any = sys.modules["torch"]
+    random.seed(base + worker)
+    torch.default_generator.manual_seed(base + worker)
+    generate: Any = getattr(sys.modules["torch.utils.data._utils.worker"], "_generate_state", None)
+    state = (
+        generate(base, worker)
+        if generate is not None
+        else np.random.SeedSequence((base, worker)).generate_state(4)
+    )
+    np.random.seed(state)
+
 
 WorkerType = Literal["process", "thread"]
 Kind = WorkerType | Literal["inline"]
@@ -26,7 +57,6 @@ Seeding = Literal["task", "iteration", "birth"] | None
 __all__ = [
     "END",
     "Kind",
-    "NumberedTask",
     "Seeding",
     "Work",
     "WorkContext",
@@ -45,22 +75,7 @@ class Ending(Protocol):
     def is_set(self) -> bool: ...
 
 
-class EndSeen:
-    """The end flag of the loader's process as a thread of a worker process has seen it."""
-
-    __slots__ = ("_seen",)
-
-    def __init__(self) -> None:
-        self._seen = False
-
-    def set(self) -> None:
-        self._seen = True
-
-    def is_set(self) -> bool:
-        return self._seen
-
-
-NEVER: Ending = EndSeen()
+NEVER: Ending = threading.Event()
 """Where the consumer does the work itself: its own call ends it."""
 
 
@@ -77,15 +92,6 @@ def while_open(jobs: Iterable[T], ending: Ending) -> Iterator[T]:
         if ending.is_set():
             raise Closed("the loader was closed between two jobs of a batch")
         yield job
-
-
-class NumberedTask(NamedTuple):
-    """A task whose number does not follow from its place in the iteration: some before it are
-    left out.
-    """
-
-    number: int
-    task: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +171,6 @@ class WorkerConfig:
     torch_workers: bool = True
     number: int = 0
 
-    def of_worker(self, number: int) -> WorkerConfig:
-        return replace(self, number=number)
-
 
 @dataclass(slots=True)
 class _IterationState:
@@ -192,13 +195,18 @@ class WorkerState:
         only: elsewhere both belong to the learner.
     ending : Ending
         Whether the loader closes.
+
+    Attributes
+    ----------
+    known : dict
+        The iterations, by their numbers.
     """
 
     def __init__(self, config: WorkerConfig, kind: Kind, ending: Ending = NEVER) -> None:
+        self.known: dict[int, _IterationState] = {}
         self._config = config
         self._kind = kind
         self._ending = ending
-        self._known: dict[int, _IterationState] = {}
         self._first = True
 
     def prepare(self) -> None:
@@ -207,28 +215,26 @@ class WorkerState:
         if prepare is not None:
             prepare(self._config.number, self._kind)
 
-    def tell(self, iteration: int, seed: int, first: int, state: Callable[[], Any]) -> None:
-        """Add an iteration, or give it a new state; ``state`` is called when it begins here."""
-        self._known[iteration] = _IterationState(seed, first, state)
-
-    def knows(self, iteration: int) -> bool:
-        return iteration in self._known
-
-    def keep(self, live: Collection[int]) -> None:
-        """All iterations but these are over."""
-        for number in [n for n in self._known if n not in live]:
-            del self._known[number]
-
-    def forget(self, iteration: int) -> None:
-        """This iteration is over."""
-        self._known.pop(iteration, None)
+    def tell(
+        self,
+        iteration: int,
+        seed: int,
+        first: int,
+        live: Collection[int],
+        state: Callable[[], Any],
+    ) -> None:
+        """Add an iteration, or give it a new state, which is called when it begins here. All that
+        are not among ``live`` are over.
+        """
+        known = {number: one for number, one in self.known.items() if number in live}
+        self.known = known | {iteration: _IterationState(seed, first, state)}
 
     def do(self, iteration: int, seq: int, task: object, *, stream: bool) -> Any:
         """The batch of a task, or END when this worker's stream has none any more.
 
         Raises what the work raises.
         """
-        spec = self._known[iteration]
+        spec = self.known[iteration]
         if spec.ended:
             return END
         if spec.do is None:
@@ -236,16 +242,13 @@ class WorkerState:
         seeds = self._kind == "process" and self._config.seeding == "task"
         if stream:
             return self._next(spec, seeds=seeds)
-        number = spec.first + seq
-        if type(task) is NumberedTask:
-            number, task = task
         if seeds:
-            seeding.seed_globals((spec.seed, number))
+            seed_globals((spec.seed, spec.first + seq))
         return spec.do(task)
 
     def _next(self, spec: _IterationState, *, seeds: bool) -> Any:
         if seeds:  # the number of the task would depend on when the other streams end
-            seeding.seed_globals((spec.seed, self._config.number, spec.asked))
+            seed_globals((spec.seed, self._config.number, spec.asked))
         spec.asked += 1
         batch = next(spec.do, END)
         if batch is END:
@@ -293,17 +296,3 @@ class WorkerState:
             module._worker_info = module.WorkerInfo(
                 id=here.worker, num_workers=here.workers, seed=seed, dataset=dataset
             )
-
-
-def seed_as_torch(base: int, worker: int) -> None:
-    """The global generators of a worker process exactly as torch's own workers have them."""
-    torch: Any = sys.modules["torch"]
-    random.seed(base + worker)
-    torch.default_generator.manual_seed(base + worker)
-    generate: Any = getattr(sys.modules["torch.utils.data._utils.worker"], "_generate_state", None)
-    state = (
-        generate(base, worker)
-        if generate is not None
-        else np.random.SeedSequence((base, worker)).generate_state(4)
-    )
-    np.random.seed(state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -23,11 +24,10 @@ from async_loader.interrupts import drop_signals
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
-from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.failures import report
-from async_loader.pipeline.workers.work import END, EndSeen, WorkerConfig, WorkerState
-from async_loader.pipeline.workers.worker_slots import TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.sample_work import MappedRing, TaskRecord, WorkerSlots
+from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
 
@@ -35,28 +35,22 @@ _DYING_S = 2.0
 
 
 def main(
-    socket_fd: Any,
-    end_fd: Any,
-    parent_fd: Any,
-    config: WorkerConfig | None,
-    blocked: set[int],
-    litter: str | None,
+    socket_fd: Any, end_fd: Any, parent_fd: Any, config: WorkerConfig | bytes, blocked: set[int]
 ) -> None:
-    """Entry point of the process. Without a config (spawn, forkserver) it is the first record.
+    """Entry point of the process. Unless it is forked the config is pickled.
 
-    ``blocked`` are the signals that were blocked for its start. ``litter`` is a socket file that
-    the loader's process leaves behind when it is killed: the fork server's.
+    ``blocked`` are the signals that were blocked for its start.
     """
-    channel, end, parent = from_fd(_fd(socket_fd)), _fd(end_fd), _fd(parent_fd)
+    channel, end, parent = from_fd(socket_fd.detach()), end_fd.detach(), parent_fd.detach()
     drop_signals(blocked)
-    ending = EndSeen()
+    ending = threading.Event()
     watchdog = threading.Thread(
-        target=_watch, args=(parent, end, ending, litter), daemon=True, name="async-loader-watchdog"
+        target=_watch, args=(parent, end, ending), daemon=True, name="async-loader-watchdog"
     )
     watchdog.start()
     _one_thread_each()
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        Worker(channel, end, ending, config).run()
+        Worker(channel, end, ending).run(config)
     if end not in readable([end], 0.0):
         # Not told to end, so the loader's process is dying: its sockets close a moment before it
         # counts as dead.
@@ -69,20 +63,11 @@ def main(
     os._exit(0)
 
 
-def _fd(value: Any) -> int:
-    return value if isinstance(value, int) else value.detach()
-
-
-def _watch(parent: int, end: int, ending: EndSeen, litter: str | None) -> None:
+def _watch(parent: int, end: int, ending: threading.Event) -> None:
     """Note the end flag, so that a batch is not finished for nothing; die with the parent."""
     if parent not in readable([parent, end], None):
         ending.set()
         readable([parent], None)
-    if litter is not None:
-        # another worker was first, or there is more in the folder
-        with contextlib.suppress(OSError):
-            os.unlink(litter)
-            os.rmdir(os.path.dirname(litter))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -97,23 +82,24 @@ def _one_thread_each() -> None:
 class Worker:
     """The loop of a worker process."""
 
-    def __init__(
-        self, channel: FdChannel, end: int, ending: EndSeen, config: WorkerConfig | None
-    ) -> None:
+    def __init__(self, channel: FdChannel, end: int, ending: threading.Event) -> None:
         self._channel = channel
         self._end = end
         self._ending = ending
-        self._config = config
         self._slots = WorkerSlots()
         self._state: WorkerState
 
-    def run(self) -> None:
+    def run(self, config: WorkerConfig | bytes) -> None:
         """Until the end flag is raised or the channel closes."""
         self._channel.send(("started",))
-        if not (
-            self._step("loading its orders", self._load_config)
-            and self._step("worker_init_fn", self._prepare_work)
-        ):
+        doing = "loading its orders"
+        try:
+            known = codec.decode(config) if isinstance(config, bytes) else config
+            self._state = WorkerState(known, "process", self._ending)
+            doing = "worker_init_fn"
+            self._state.prepare()
+        except BaseException as error:  # data for the pool: it is raised there
+            self._channel.send(("unfit", doing), report(error).head)
             return
         self._channel.send(("ready", os.getpid()))
         while self._end not in readable([self._channel.fileno(), self._end], None):
@@ -122,44 +108,23 @@ class Worker:
                 return
             getattr(self, f"_on_{record.message[0]}")(record)
 
-    def _step(self, what: str, step: Callable[[], None]) -> bool:
-        try:
-            step()
-        except BaseException as error:  # data for the pool: it is raised there
-            self._channel.send(("unfit", what), report(error).head)
-            return False
-        return True
-
-    def _load_config(self) -> None:
-        if self._config is None:
-            record = self._channel.receive()
-            if record is None:
-                raise BrokenPipeError
-            self._config = codec.decode(record.payload, fds=record.fds)
-        self._state = WorkerState(self._config, "process", self._ending)
-
-    def _prepare_work(self) -> None:
-        self._state.prepare()
-
     # -- what comes ahead of tasks -----------------------------------------------------------------
 
     def _on_ring(self, record: Record) -> None:
         _, number, nbytes, slot_bytes = record.message
-        self._slots.add_ring(number, Segment.attach(record.fds[0], nbytes), slot_bytes)
-
-    def _on_layout(self, record: Record) -> None:
-        _, number, layout = record.message
-        self._slots.add_layout(number, layout)
+        segment = Segment.attach(record.fds[0], nbytes)
+        self._slots.add(number, MappedRing(segment, slot_bytes, pickle.loads(record.payload)))
 
     def _on_iteration(self, record: Record) -> None:
         _, number, seed, first, live = record.message
-        self._state.keep(live)
+        state: Callable[[], Any]
         try:
-            state = codec.decode(record.payload, fds=record.fds)
+            found = codec.decode(record.payload, fds=record.fds)
         except BaseException as error:  # raised by the tasks that need it
-            self._state.tell(number, seed, first, functools.partial(_refuse, error))
+            state = functools.partial(_refuse, error)
         else:
-            self._state.tell(number, seed, first, lambda: state)
+            state = functools.partial(_found, found)
+        self._state.tell(number, seed, first, live, state)
 
     # -- tasks -------------------------------------------------------------------------------------
 
@@ -173,11 +138,9 @@ class Worker:
             return
         try:
             kind, payload = self._do(task, what)
-        except Closed as error:
-            if self._ending.is_set():  # cut short, see `while_open`: there is nothing to answer
-                return
-            kind, payload = "error", report(error)
         except BaseException as error:  # data for the consumer: it is raised there, never here
+            if isinstance(error, Closed) and self._ending.is_set():
+                return  # cut short, see `while_open`: there is nothing to answer
             kind, payload = "error", report(error)
         try:
             self._answer(task, began, kind, payload)
@@ -188,7 +151,7 @@ class Worker:
 
     def _do(self, task: TaskRecord, what: object) -> tuple[str, Encoded | None]:
         slots = self._slots
-        slots.arena = Arena(slots.root(task)) if task.whole and task.ring >= 0 else None
+        slots.begin(task)
         if task.kind in ("jobs", "rows"):
             answer: tuple[str, Encoded | None] = self._state.do(
                 task.iteration, task.seq, (task, what, slots), stream=False
@@ -204,22 +167,25 @@ class Worker:
         into a memfd.
         """
         where: Any = None
-        data: bytes | Segment = b"" if payload is None else payload.head
+        data: bytes | Segment = b""
         if payload is not None:
             if payload.fds:
                 raise CannotSend(
                     "a job returned an object on shared memory of its own: return its arrays "
                     "instead"
                 )
-            room = self._slots.arena
+            room, data = self._slots.arena, payload.head
             placed = room.place(payload.buffers) if room is not None and payload.buffers else None
             if placed is not None:
                 where = ("slot", placed)
             else:
                 table, end = payload.table(len(payload.head))
-                wanted = 0 if room is None else room.wanted
-                where = ("beside", len(payload.head), table, wanted)
-                data = _blob(payload, table, end)
+                where = ("beside", len(payload.head), table, 0 if room is None else room.wanted)
+                if payload.buffers:
+                    data = Segment.create(end, "the result of a job")
+                    view = data.view()
+                    view[: len(payload.head)] = payload.head
+                    payload.write(view, table)
         self._channel.send((kind, task.number, time.perf_counter() - began, where), data)
 
 
@@ -227,11 +193,5 @@ def _refuse(error: BaseException) -> Any:
     raise error
 
 
-def _blob(payload: Encoded, table: list[tuple[int, int]], end: int) -> bytes | Segment:
-    if not payload.buffers:
-        return payload.head
-    segment = Segment.create(end, "the result of a job")
-    view = segment.view()
-    view[: len(payload.head)] = payload.head
-    payload.write(view, table)
-    return segment
+def _found(state: object) -> Any:
+    return state

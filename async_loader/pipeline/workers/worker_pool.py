@@ -27,7 +27,7 @@ from async_loader.names import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Failure, StreamEnd
 from async_loader.pipeline.batches.assembler import ChunkAssembler
-from async_loader.pipeline.job_queue import Chunk, IterationSpec, JobQueue
+from async_loader.pipeline.job_queue import Chunk, JobQueue
 from async_loader.pipeline.workers.failures import from_report, guarded
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
@@ -71,7 +71,7 @@ class WorkerPool:
         config: Callable[[int], WorkerConfig],
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        self.size = size
+        self._size = size
         self.meter = Meter()
         self.replaced = 0
         self.busy_s = 0.0
@@ -83,8 +83,6 @@ class WorkerPool:
         self._on_broken = on_broken
         self._stillbirths = 0
         self._lock = threading.Lock()
-        self._poll = select.poll()
-        self._by_fd: dict[int, tuple[Callable[[WorkerHandle], None], WorkerHandle]] = {}
         self.handles: list[WorkerHandle] = []
         self._parent_fd = -1
         self._thread = threading.Thread(
@@ -94,19 +92,18 @@ class WorkerPool:
     def spawn_workers(self) -> None:
         """Start the processes, from the calling thread."""
         with SignalsDeferred():
-            self._parent_fd = os.pidfd_open(os.getpid()) if hasattr(os, "pidfd_open") else -1
-        for number in range(self.size):
+            self._parent_fd = os.pidfd_open(os.getpid())
+        for number in range(self._size):
             self._spawn_worker(number)
 
     def start(self) -> None:
         """Start the thread."""
-        self._poll.register(self._end.fileno(), select.POLLIN)
         self._thread.start()
 
     def submit(self, chunks: Sequence[Chunk]) -> None:
         """Send the chunks of one job to the workers that are free first; see NOTE [who sends]."""
         with SignalsDeferred(), self._lock:  # whether a worker has a chunk must be known
-            self.jobs.put(chunks)
+            self.jobs.extend(chunks)
             self._dispatch()
 
     def join(self, timeout_s: float | None) -> bool:
@@ -143,7 +140,7 @@ class WorkerPool:
         """What the workers have done, with seconds summed over them."""
         m, busy = self.meter, self.busy_s
         return StageStats(
-            m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self.size - busy), depth
+            m.batches, m.waits, busy, max(0.0, (m.busy_s + m.wait_s) * self._size - busy), depth
         )
 
     def waiting_for(self) -> str | None:
@@ -174,29 +171,36 @@ class WorkerPool:
             self._shut_down(grace_s)
 
     def _serve(self) -> None:
+        poll, handles = select.poll(), list(self.handles)
+        poll.register(self._end.fileno(), select.POLLIN)
+        for handle in handles:
+            poll.register(handle.death_fd, select.POLLIN)
+            if handle.open:
+                wanted = select.POLLIN | select.POLLOUT if handle.full else select.POLLIN
+                poll.register(handle.channel.fileno(), wanted)
         self.meter.wait()
-        fds = [fd for fd, _ in self._poll.poll(self._patience_ms())]
+        ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         self.meter.work()
         with self._lock:
-            for fd in fds:
-                entry = self._by_fd.get(fd)
-                if entry is not None:
-                    react, handle = entry
-                    react(handle)
+            for handle in handles:
+                if handle.open and handle.channel.fileno() in ready:
+                    handle.full = False
+                    # one record: if there are more, the next poll says so, for one call less
+                    self._read(handle)
+                if handle.death_fd in ready:
+                    self._reap(handle)
             self._dispatch()
 
     def _patience_ms(self) -> float | None:
         """Until the next worker must have shown itself. See `_START_S`."""
-        asleep = [h for h in self.handles if h.start_deadline is not None]
-        for handle in asleep:
-            if handle.start_deadline is not None and handle.start_deadline.expired:
+        waits = []
+        for handle in self.handles:
+            left = None if handle.start_deadline is None else handle.start_deadline.left()
+            if left == 0.0:
                 handle.start_deadline = None
                 handle.kill()
-        waits = [
-            left
-            for h in asleep
-            if h.start_deadline is not None and (left := h.start_deadline.left()) is not None
-        ]
+            elif left is not None:
+                waits.append(left)
         return 1000 * min(waits) + 1 if waits else None
 
     def _dispatch(self) -> None:
@@ -211,42 +215,26 @@ class WorkerPool:
                 return
 
     def _send(self, handle: WorkerHandle, chunk: Chunk) -> None:
-        if chunk.spec.stream and handle.number in chunk.spec.lost:
-            self._answer_for_the_dead(chunk, chunk.spec)
+        number, lost = handle.number, chunk.spec.lost
+        if chunk.spec.stream and number in lost:
+            # a new worker would begin the stream of the one that died anew
+            error, lost[number] = lost[number], None
+            chunk.job.finish(StreamEnd(number) if error is None else Failure(error, urgent=True))
             return
         try:
             handle.send(chunk)
-        except (BrokenPipeError, ConnectionResetError, BlockingIOError) as error:
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
             # It died, as its pidfd will say in a moment, or it does not read. Either way this chunk
             # was never begun.
             handle.assigned.pop(id(chunk), None)
             handle.full = True
-            self.jobs.put_back(chunk)
-            if isinstance(error, BlockingIOError):
-                self._poll.modify(handle.channel.fileno(), select.POLLIN | select.POLLOUT)
+            self.jobs.appendleft(chunk)
         except (AsyncLoaderError, OSError) as error:
             # no memory for the payload, too many descriptors: this batch's failure
             handle.assigned.pop(id(chunk), None)
-            self._fail(chunk, error)
-
-    def _answer_for_the_dead(self, chunk: Chunk, spec: IterationSpec) -> None:
-        """A new worker would begin the stream of the one that died anew."""
-        number = chunk.worker or 0
-        error, spec.lost[number] = spec.lost[number], None
-        if error is not None:
-            self._fail(chunk, error, urgent=True)
-        else:
-            chunk.job.over = True
-            chunk.job.ready.put(chunk.job.seq, StreamEnd(number))
+            chunk.job.finish(Failure(error))
 
     # -- results -----------------------------------------------------------------------------------
-
-    def _drain(self, handle: WorkerHandle) -> None:
-        if handle.full:
-            handle.full = False
-            self._poll.modify(handle.channel.fileno(), select.POLLIN)
-        # one record: if there are more, the next poll says so, for one system call less
-        self._read(handle)
 
     def _read(self, handle: WorkerHandle) -> bool:
         """Take one record in; whether there may be another."""
@@ -259,7 +247,7 @@ class WorkerPool:
             # the end does
             return True
         if record is None:
-            self._unwatch(handle.channel.fileno())
+            handle.open = False
             return False
         self._receive(handle, record)
         return True
@@ -282,68 +270,45 @@ class WorkerPool:
         self.busy_s += busy_s
         if chunk is None or chunk.job.over:
             return
-        if kind == "unreadable":
-            self._resend(handle, chunk, record)
-        elif kind == "error":
-            self._fail(chunk, from_report(record.payload, f"{handle}, {_what(chunk)}"))
+        if kind in ("unreadable", "error"):
+            error = from_report(record.payload, f"{handle}, {_what(chunk)}")
+            if kind == "unreadable" and chunk.calls is not None and not chunk.by_value:
+                self._resend(chunk, chunk.calls)
+            else:
+                chunk.job.finish(Failure(error))
         else:
             try:
-                value = self._value(kind, handle, chunk, record, where)
+                self._complete(chunk, kind, handle.number, record, where)
             except Exception as error:  # loading runs the code of whatever the job returned
                 error.add_note(f"raised while loading what {handle} returned for {_what(chunk)}")
-                self._fail(chunk, guarded(error))
-            else:
-                self._complete(chunk, kind, value)
+                chunk.job.finish(Failure(guarded(error)))
 
-    def _value(
-        self,
-        kind: str,
-        handle: WorkerHandle,
-        chunk: Chunk,
-        record: Record,
-        where: tuple[Any, ...] | None,
-    ) -> Any:
-        if kind == "wrote":
-            return None
-        return handle.number if kind == "end" else self._assembler.load(chunk, record, where)
-
-    def _complete(self, chunk: Chunk, kind: str, value: object) -> None:
-        job = chunk.job
+    def _complete(
+        self, chunk: Chunk, kind: str, worker: int, record: Record, where: tuple[Any, ...] | None
+    ) -> None:
+        job, value = chunk.job, None
+        if kind == "end":
+            value = worker
+        elif kind != "wrote":
+            value = self._assembler.load(chunk, record, where)
         job.results[chunk.number] = (kind, value)
-        if len(job.results) < job.chunks:
-            return
-        try:
+        if len(job.results) == job.chunks:
             outcome = self._assembler.assemble(job)
-        except Exception as error:  # data for the consumer: it is raised there
-            outcome = Failure(guarded(error))
-        # else the slot would stay taken until this thread is through with the job
-        job.over, job.buffer = True, None
-        job.results.clear()
-        self.meter.batches += 1  # before the batch can be taken, and the count be read
-        job.ready.put(job.seq, outcome)
+            # else the slot would stay taken until this thread is through with the job
+            job.buffer = None
+            self.meter.batches += 1  # before the batch can be taken, and the count be read
+            job.finish(outcome)
 
-    def _resend(self, handle: WorkerHandle, chunk: Chunk, record: Record) -> None:
+    def _resend(self, chunk: Chunk, calls: Sequence[Callable[[], Any]]) -> None:
         """The worker could not resolve something, as a rule a function defined after it started:
         send it by value.
         """
-        error = from_report(record.payload, f"{handle} could not load {_what(chunk)}")
-        if chunk.calls is None or chunk.by_value:
-            self._fail(chunk, error)
-            return
         try:
-            chunk.payload, chunk.by_value = codec.encode(list(chunk.calls), by_value=True), True
+            chunk.payload, chunk.by_value = codec.encode(list(calls), by_value=True), True
         except CannotSend as refused:
-            self._fail(chunk, refused)
-            return
-        self.jobs.put_back(chunk)
-
-    def _fail(self, chunk: Chunk, error: BaseException, *, urgent: bool = False) -> None:
-        job = chunk.job
-        if job.over:
-            return
-        job.over = True
-        job.results.clear()
-        job.ready.put(job.seq, Failure(error, urgent))
+            chunk.job.finish(Failure(refused))
+        else:
+            self.jobs.appendleft(chunk)
 
     # -- births and deaths -------------------------------------------------------------------------
 
@@ -351,34 +316,17 @@ class WorkerPool:
         config = self._config(number)
         # from the start of a process until it is known, and its descriptors
         with SignalsDeferred():
-            handle = WorkerHandle(self._context, config, self._end, self._parent_fd)
-            if number < len(self.handles):
-                self.handles[number] = handle
-            else:
-                self.handles.append(handle)
-            handle.start()
-            self._watch(handle.channel.fileno(), self._drain, handle)
-            self._watch(handle.death_fd, self._reap, handle)
-
-    def _watch(self, fd: int, react: Callable[[WorkerHandle], None], handle: WorkerHandle) -> None:
-        self._by_fd[fd] = (react, handle)
-        self._poll.register(fd, select.POLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._by_fd.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+            handle = WorkerHandle(number, self._context)
+            self.handles[number : number + 1] = [handle]
+            # the handle does not keep the config: see NOTE [what leads back to the engine]
+            handle.start(config, self._end, self._parent_fd)
 
     def _reap(self, handle: WorkerHandle) -> None:
         """A worker died: its first chunk is lost and says so, the rest goes to others, and a new
         one takes its place.
         """
-        if not handle.dead:
-            return
-        if handle.channel.fileno() in self._by_fd:
-            while self._read(handle):
-                continue
-        self._unwatch(handle.channel.fileno())
-        self._unwatch(handle.death_fd)
+        while handle.open and self._read(handle):
+            continue
         specs = [spec for spec, _ in handle.iterations.values() if spec.stream]
         exitcode = handle.reap()
         if self._end.is_set():
@@ -386,7 +334,7 @@ class WorkerPool:
         held, *unbegun = handle.assigned.values() or [None]
         for chunk in reversed(unbegun):
             if chunk is not None:
-                self.jobs.put_back(chunk)
+                self.jobs.appendleft(chunk)
         handle.assigned.clear()
         if not handle.ready:
             self._check_started(handle, exitcode)
@@ -395,7 +343,7 @@ class WorkerPool:
                 f"{handle} {how(exitcode)} while it was at work on {_what(held)}; it has been "
                 "replaced"
             )
-            self._fail(held, WorkerDied(text, handle.pid, exitcode), urgent=True)
+            held.job.finish(Failure(WorkerDied(text, handle.pid, exitcode), urgent=True))
         for spec in specs if handle.ready else ():  # before it was ready no stream had begun
             text = (
                 f"{handle} {how(exitcode)} and the rest of its stream is lost; it has been replaced"
@@ -405,7 +353,7 @@ class WorkerPool:
                 handle.number, None if told else WorkerDied(text, handle.pid, exitcode)
             )
         if held is not None and not held.job.over:
-            self.jobs.put_back(held)
+            self.jobs.appendleft(held)
         # a kept record must not keep the handle
         log.warning("%s %s; starting another", str(handle), how(exitcode))
         self.replaced += 1

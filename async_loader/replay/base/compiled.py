@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from async_loader.interrupts import SignalsDeferred
-from async_loader.process_hooks import ForkStep, at_fork
 
 F = TypeVar("F", bound=Callable[..., Any])
 _REPLAY = Path(__file__).parent.parent
@@ -84,7 +83,9 @@ def _guard_forks() -> None:
     """
     from numba.core.compiler_lock import global_compiler_lock as lock
 
-    at_fork(ForkStep.KERNELS, lock.acquire, lock.release, lock.release)
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
 
 
 def served_mark() -> Path | None:

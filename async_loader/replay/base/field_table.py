@@ -37,15 +37,6 @@ RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
 
 
-def from_step(fields: Ids, step: int) -> Ids:
-    """Return the table of the same arrays from step ``step`` on."""
-    if not step:
-        return fields
-    moved = fields.copy()
-    moved[:, ARRAY_ADDRESS] += step * moved[:, ARRAY_STRIDE]
-    return moved
-
-
 END = 0  # where the next list begins
 
 SIZE = 0  # words of the list with its head

@@ -41,9 +41,6 @@ AWAITS = 16
 """The final observation of the episode is in the next row of the stream."""
 VERSION_ONE = 1 << 32
 
-STACK_WORDS = 64
-"""Words of 8 bytes that a kernel has on its stack, see `kernels.machine.stack_words`."""
-
 ROW_CHANGED, STATE_CHANGED = 1, 2
 """What a checkpoint has to write again: the row, or what the table knows about it."""
 
@@ -74,13 +71,9 @@ TERMINATED_FIELD = 18  # address in row 0, bytes from row to row, bytes, the byt
 TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
 DONE_FIELD = 28  # as TERMINATED_FIELD
-WAITING = 32  # steps that may still become items
 # The oldest id that `room` found in use: no earlier row is still needed.
 TAIL = 33
 # int64: deleted steps whose turn to become items has come, and the last steps of episodes that
 # ended later than their step was added; 0 where no sampler asks for them
 PASSED = 34
-# Rows by which CAPACITY is larger, for rows that are free before their turn; the newest of these:
-# see table/room.py, NOTE [free before their turn]
-LENT, LENT_TO = 36, 38
-PLACES = 39
+PLACES = 35

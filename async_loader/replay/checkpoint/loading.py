@@ -18,7 +18,7 @@ from async_loader.replay.checkpoint.reading import Checkpoint
 from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
 from async_loader.replay.checkpoint.writing import Saver
 from async_loader.replay.samplers.random_numbers import seeds_of
-from async_loader.replay.stream_names import pass_over
+from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
@@ -157,8 +157,7 @@ class _Loading:
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
         streams = {name_of(name): last for name, last in saved["streams"]}
-        pass_over(streams)
-        known = []
+        known: list[tuple[Sampler, dict[str, Any]]] = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
             if state is not None and (role == "sampler" or table.free is not None):
@@ -167,8 +166,6 @@ class _Loading:
         table.restore(saved, streams, first)
         for one, state in known:  # what it gave by itself is not the largest that was given
             one.restore(state)
-        if table_state.limits is not None:
-            table_state.limits.needed = saved["needed"]
         table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
 
     def _fill_column(self, name: str, array: Array) -> None:

@@ -157,7 +157,6 @@ def table_json(table_state: TableState) -> dict[str, Any]:
         "schema": schema_json(layout.schema),
         "rows": layout.rows,
         "streams": streams,
-        "needed": 0 if table_state.limits is None else table_state.limits.needed,
     }
 
 

@@ -17,7 +17,6 @@ models?", MSPC 2012, figure 6), so this also holds where the machine reorders ac
 from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
     forget,
-    lend,
     note_priorities,
     remove,
     room,
@@ -30,15 +29,12 @@ from async_loader.replay.kernels.reading import (
     read_any,
     read_many,
 )
-from async_loader.replay.kernels.writing import end_stream, overwrite, write
+from async_loader.replay.kernels.writing import write
 
 __all__ = [
-    "end_stream",
     "find",
     "forget",
-    "lend",
     "note_priorities",
-    "overwrite",
     "read",
     "read_any",
     "read_many",

@@ -17,11 +17,8 @@ from async_loader.replay.base.row_format import (
     GIVEN,
     ID,
     LAST,
-    LENT,
-    LENT_TO,
     NEXT,
     ROW_CHANGED,
-    ROWS,
     STATE_CHANGED,
     STRIDE,
     TAIL,
@@ -77,39 +74,17 @@ def room(g: Any, streams: int) -> int:
     while tail < g[CURSOR] and not _in_use(g, tail, streams):
         tail += 1
     g[TAIL] = tail
-    if g[LENT] and tail > g[LENT_TO]:
-        back = min(g[LENT], tail + g[CAPACITY] - g[CURSOR])
-        g[LENT] -= back
-        g[CAPACITY] -= back
     return tail + g[CAPACITY] - g[CURSOR]
 
 
 @kernel(keeps_gil=True)
-def lend(g: Any, count: int, newest: int) -> None:
-    """Let the table use spare rows in place of ``count`` rows up to ``newest``, which are free
-    before their turn.
-
-    See table/room.py, NOTE [free before their turn].
-    """
-    count = min(count, (g[ROWS] - g[CAPACITY] + g[LENT]) // 4 - g[LENT])
-    if count > 0:
-        g[LENT] += count
-        g[CAPACITY] += count
-    g[LENT_TO] = max(g[LENT_TO], newest)
-
-
-@kernel(keeps_gil=True)
-def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any, sampled: Any) -> None:
-    """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left.
-
-    It is one call, so that an interrupted draw knows what was counted.
-    """
+def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any) -> None:
+    """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left."""
     for i in range(len(rows)):
         if times[rows[i]] < most:
             times[rows[i]] += 1
             dirty[rows[i]] |= STATE_CHANGED
             kept[i] = i
-            sampled[0] += 1
 
 
 @kernel(keeps_gil=True)

@@ -10,7 +10,6 @@ from numba import extending, types
 from numba.core import cgutils
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.row_format import STACK_WORDS
 
 # its type says that what it makes is called with the typing context
 intrinsic: Any = extending.intrinsic
@@ -101,19 +100,6 @@ def prefetch(typingctx: Any, address: Any) -> Any:
         builder.call(function, [builder.inttoptr(given[0], cgutils.voidptr_t), *hints])
 
     return types.void(types.int64), _nothing(emit)
-
-
-@intrinsic
-def stack_words(typingctx: Any) -> Any:
-    """Return the address of `STACK_WORDS` words of 8 bytes, valid until the
-    calling kernel returns.
-    """
-
-    def emit(builder: Any, _: Any) -> Any:
-        words = cgutils.alloca_once(builder, ir.ArrayType(_WORD, STACK_WORDS))
-        return builder.ptrtoint(words, _WORD)
-
-    return types.int64(), _value(emit)
 
 
 def _access(bits: int, real: bool = False) -> tuple[Any, Any]:

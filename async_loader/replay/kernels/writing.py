@@ -33,7 +33,7 @@ from async_loader.replay.base.row_format import (
     PREV,
     ROW_CHANGED,
     ROWS,
-    STACK_WORDS,
+    SHOWN,
     STATE_CHANGED,
     TERMINATED,
     TERMINATED_FIELD,
@@ -41,7 +41,6 @@ from async_loader.replay.base.row_format import (
     TRUNCATED,
     TRUNCATED_FIELD,
     VERSION_ONE,
-    WAITING,
 )
 from async_loader.replay.kernels.machine import (
     before_stores,
@@ -54,7 +53,6 @@ from async_loader.replay.kernels.machine import (
     poke64,
     poke_float,
     prefetch,
-    stack_words,
     store,
 )
 from async_loader.replay.kernels.row_address import at, at_row, put_row, there, there_at
@@ -106,19 +104,9 @@ def deactivate(g: Any, row: int, changes: Any) -> None:
         note(g, row, STATE_CHANGED)
 
 
-@kernel(inline=True)
-def _is_pending(g: Any, name: int, row: int) -> bool:
-    """Return whether a step may still become an item."""
-    if not there_at(g, name, row) or peek8(g[ALIVE] + row):
-        return False
-    return load(at_row(g, row) + FLAGS) & (FINAL | DELETED) == 0
-
-
 @kernel(inline=True, always=True)
 def end_item(g: Any, name: int, row: int, changes: Any) -> None:
     """As `deactivate`; and the step never becomes an item again."""
-    if _is_pending(g, name, row):
-        g[WAITING] -= 1
     _flag(g, name, row, DELETED)
     deactivate(g, row, changes)
 
@@ -154,11 +142,9 @@ def _activate(g: Any, name: int, row: int, tells: bool, changes: Any) -> None:
         oldest = before
     if oldest < 0 or (g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]):
         _flag(g, name, row, DELETED)  # its past is overwritten
-        g[WAITING] -= 1
         return
     poke8(g[ALIVE] + row, 1)
     g[COUNT] += 1
-    g[WAITING] -= 1
     poke64(g[BORN] + 8 * changes[0], row)
     changes[0] += 1
     note(g, row, STATE_CHANGED)
@@ -179,16 +165,23 @@ def retire(g: Any, name: int, row: int, changes: Any) -> None:
 
 
 @kernel(inline=True, always=True)
-def next_row(g: Any, changes: Any) -> Any:
-    """Return the id of the next row in order, and the row, which is marked as being written."""
+def _next_row(g: Any, free: int, changes: Any) -> Any:
+    """Return the next id, and its row, which is marked as being written: the next one in order, or
+    ``free``.
+    """
     name = g[CURSOR]
-    g[CURSOR] += 1
-    row = name % g[ROWS]
-    oldest = row - g[CAPACITY]
-    if oldest < 0:
-        oldest += g[ROWS]
-    prefetch(at_row(g, oldest + _AHEAD) + FLAGS)
-    retire(g, name - g[CAPACITY], oldest, changes)
+    if free < 0:
+        g[CURSOR] += 1
+        row = name % g[ROWS]
+        oldest = row - g[CAPACITY]
+        if oldest < 0:
+            oldest += g[ROWS]
+        prefetch(at_row(g, oldest + _AHEAD) + FLAGS)
+        retire(g, name - g[CAPACITY], oldest, changes)
+    else:
+        row = free
+        name += (row - name) % g[ROWS]
+        g[CURSOR] = name + 1
     g[TOP] = max(g[TOP], row + 1)
     store(at_row(g, row) + ID, 0)
     before_stores()
@@ -198,22 +191,19 @@ def next_row(g: Any, changes: Any) -> Any:
 @kernel(inline=True)
 def _mature(g: Any, last: int, changes: Any) -> None:
     """Make items of the steps that waited for successors: their episode has ended with ``last``."""
-    names = stack_words()
-    # oldest first, in pieces: a kernel cannot allocate
-    for start in range(0, g[LOOKAHEAD], STACK_WORDS):
-        count = 0
-        name = last
-        skip = max(0, g[LOOKAHEAD] - STACK_WORDS - start)
-        for k in range(g[LOOKAHEAD] - start):
-            if name < 0 or not there(g, name):
-                break
-            if k >= skip:
-                poke64(names + 8 * count, name)
-                count += 1
-            name = load(at(g, name) + PREV)
-        for k in range(count - 1, -1, -1):
-            name = peek64(names + 8 * k)
-            _activate(g, name, name % g[ROWS], name == last, changes)
+    if g[LOOKAHEAD] == 0 or not there(g, last):
+        return
+    name = last
+    for _ in range(g[LOOKAHEAD] - 1):
+        before = load(at(g, name) + PREV)
+        if before < 0 or not there(g, before):
+            break
+        name = before
+    while 0 <= name < last:
+        after = load(at(g, name) + NEXT)
+        _activate(g, name, name % g[ROWS], False, changes)
+        name = after
+    _activate(g, last, last % g[ROWS], True, changes)
 
 
 @kernel(inline=True)
@@ -230,8 +220,6 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
     if g[FOLLOWED] == 0 or load(at_row(g, row) + FLAGS) & TERMINATED:
         _mature(g, last, changes)
         return
-    if _is_pending(g, last, row):
-        g[WAITING] -= 1
     deactivate(g, row, changes)
     before = load(at_row(g, row) + PREV)
     _flag(g, last, row, FINAL)
@@ -242,7 +230,7 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
 
 
 @kernel(inline=True, always=True)
-def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -> None:
+def _settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -> None:
     """Link a row whose fields are written into its stream, and publish it."""
     address = at_row(g, row)
     mark = g[LAST] + 8 * stream
@@ -256,8 +244,6 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
     ):
         _give_up(g, last, changes)  # its final observation was announced and did not come
         linked, last = -2 - last, -1
-    if flags & (FINAL | DELETED) == 0:
-        g[WAITING] += 1
     poke64(address + PREV, linked if flags & FINAL == 0 else last)
     poke64(address + NEXT, -1)
     poke64(address + FLAGS, flags)
@@ -285,8 +271,25 @@ def settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) -
         _activate(g, ripe, place, True, changes)
     poke64(mark, name)
     if flags & ENDS and flags & AWAITS == 0:
-        _mature(g, name, changes)
+        _give_up(g, name, changes)
         poke64(mark, -2 - name)
+
+
+@kernel(inline=True, always=True)
+def _ends(g: Any, stream: int, flags: int, changes: Any) -> bool:
+    """End a stream's episode after its last step. Return whether the observation after it is to be
+    written.
+    """
+    mark = g[LAST] + 8 * stream
+    last = peek64(mark)
+    if last < 0:
+        return False
+    _flag(g, last, last % g[ROWS], flags & ENDS)
+    if flags & SHOWN and g[FOLLOWED]:
+        return True
+    _give_up(g, last, changes)
+    poke64(mark, -2 - last)
+    return False
 
 
 @kernel(keeps_gil=True)
@@ -299,73 +302,31 @@ def write(
     between: int,
     start: int,
     stop: int,
+    free: int,
     ids: Any,
     changes: Any,
 ) -> None:
-    """Write records ``start`` to ``stop`` into rows in order.
+    """Write records ``start`` to ``stop`` into rows in order; or one into the row ``free``.
 
     ``fields [fields, 5]``: see field_table.py. ``heads``: the address of the first record's head,
     see record_layout.py; the others lie ``apart`` bytes from each other. Records come in blocks of
-    ``per``, each ``between`` bytes after the one before it. ``changes``: how many rows were noted
-    in BORN and in DIED. No row is in DIED first and then in BORN, as long as fewer rows are written
-    than there are spare ones.
+    ``per``, each ``between`` bytes after the one before it. ``ids``: of their rows; -1 for a record
+    that ends an episode and has no row. ``changes``: how many rows were noted in BORN and in DIED.
+    No row is in DIED first and then in BORN, as long as fewer rows are written than there are spare
+    ones.
     """
     block, k = start // per * between, start % per
     for i in range(start, stop):
         if k == per:
             block, k = block + between, 0
-        name, row = next_row(g, changes)
+        head = heads + block + k * apart
+        stream, flags = peek32(head), peek32(head + FLAGS_AT)
+        name = -1
+        if flags & FINAL == 0 or flags & ENDS == 0 or _ends(g, stream, flags, changes):
+            name, row = _next_row(g, free, changes)
+            put_row(fields, block, k, row)
+            if g[GIVEN]:
+                poke_float(g[GIVEN] + 8 * row, peek_float(head + PRIORITY_AT))
+            _settle(g, name, row, stream, FINAL if flags & FINAL else flags, changes)
         ids[i] = name
-        _put(g, fields, heads + block + k * apart, block, k, name, row, changes)
         k += 1
-
-
-@kernel(inline=True, always=True)
-def _put(
-    g: Any, fields: Any, head: int, block: int, i: int, name: int, row: int, changes: Any
-) -> None:
-    put_row(fields, block, i, row)
-    if g[GIVEN]:
-        poke_float(g[GIVEN] + 8 * row, peek_float(head + PRIORITY_AT))
-    settle(g, name, row, peek32(head), peek32(head + FLAGS_AT), changes)
-
-
-@kernel(keeps_gil=True)
-def overwrite(
-    g: Any, fields: Any, heads: int, apart: int, i: int, row: int, ids: Any, changes: Any
-) -> None:
-    """Write record ``i`` into a free row, under its next id, which goes into ``ids[i]``."""
-    name = g[CURSOR] + (row - g[CURSOR]) % g[ROWS]
-    g[CURSOR] = name + 1
-    store(at_row(g, row) + ID, 0)
-    before_stores()
-    g[TOP] = max(g[TOP], row + 1)
-    ids[i] = name
-    _put(g, fields, heads + i * apart, 0, i, name, row, changes)
-
-
-@kernel(inline=True)
-def end_here(g: Any, stream: int, flags: int, changes: Any) -> None:
-    """End the stream's episode after its last step, without an observation after it."""
-    mark = g[LAST] + 8 * stream
-    last = peek64(mark)
-    if last >= 0:
-        _flag(g, last, last % g[ROWS], flags)
-        _give_up(g, last, changes)
-        poke64(mark, -2 - last)
-
-
-@kernel(keeps_gil=True)
-def end_stream(g: Any, stream: int, flags: int, final: Any, changes: Any) -> None:
-    """End the stream's episode after its last step, with a final observation unless ``final`` is
-    empty.
-    """
-    mark = g[LAST] + 8 * stream
-    if len(final) == 0:
-        end_here(g, stream, flags, changes)
-    elif peek64(mark) >= 0:
-        last = peek64(mark)
-        _flag(g, last, last % g[ROWS], flags)
-        name, row = next_row(g, changes)
-        put_row(final, 0, 0, row)
-        settle(g, name, row, stream, FINAL, changes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,27 @@ from async_loader.replay.views import View, checked_view
 from async_loader.schema import END_FIELDS, Field
 from async_loader.source import Applied
 from async_loader.table import Batch
+
+
+class TableParts(NamedTuple):
+    """The parts that every front of one table shares.
+
+    `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may
+    be used side by side, since each part takes the table's lock by itself.
+
+    Attributes
+    ----------
+    state : TableState
+        The lock, the table under it, its limits, and the waiting calls.
+    inserter : Inserter
+        Adds steps and changes priorities.
+    table_sampler : TableSampler
+        Draws and reads items.
+    """
+
+    state: TableState
+    inserter: Inserter
+    table_sampler: TableSampler
 
 
 class ById:

@@ -15,10 +15,8 @@ an item that is gone. So there is no lock, and nothing in the rows changes when 
 In memory, pages below the floor go back to the kernel: a table takes what its steps compress to,
 however much room its ring would have.
 
-# NOTE [put and commit]
-Values are put into the ring, then a kernel writes the rows that show them; a signal may come in
-between. So `put` changes nothing that a second `put` of the same values would see, and `commit`
-notes where they are once the rows are there.
+Values are put into the ring, a kernel writes the rows that show them, and `commit` notes where they
+are. After an interrupted call `derive` reads that in the rows.
 """
 
 from __future__ import annotations
@@ -97,6 +95,7 @@ class CompressedRing:
         self._words = storage.ring_words
         self._punches = not storage.on_disk  # on a disk the room was taken at the beginning
         coded = [i for i, field in enumerate(layout.schema.fields) if field.codec is not None]
+        self._fields = coded
         self._coded = {storage.base + layout.places[i][0] for i in coded}
         per_step = sum(Lz4.most(layout.schema.fields[i].nbytes) for i in coded)
         self._at_once = min(_AT_ONCE, self.size // 8)
@@ -106,7 +105,6 @@ class CompressedRing:
         self.head = -(-int(self._words[HEAD]) // self.size) * self.size
         self._begins = np.full(layout.rows, self.head)  # of the first value of each row
         self.tail = 0  # no older step is readable by its values
-        self._put: tuple[Packed, int] | None = None  # and the id of the first row; not committed
         self._given_back = self.head
         self._raise(self.head)
 
@@ -178,7 +176,6 @@ class CompressedRing:
         """Put the values into the ring. The rows that show them are written next, from id
         ``cursor`` on; then comes `commit`.
         """
-        self._put = packed, cursor
         end = packed.end
         oldest = cursor - self._rows  # its row is about to be overwritten
         natural = int(self._begins[oldest % self._rows]) if oldest >= 0 else 0
@@ -189,18 +186,20 @@ class CompressedRing:
         positions, counts = packed.locators.reshape(-1, 2).T
         self.put_back(self._scratch, positions, np.array(packed.starts, np.int64), counts)
 
-    def commit(self, cursor: int) -> None:
-        """Note where the values are that were put last, unless their rows were not written: the
-        next id is ``cursor``. May be repeated.
-        """
-        if self._put is None:
-            return
-        packed, at = self._put
-        if cursor > at:
-            rows = (at + np.arange(len(packed.locators))) % self._rows
-            self._begins[rows] = packed.locators[:, 0, 0] if packed.starts else packed.end
-            self.head = self._words[HEAD] = packed.end
-        self._put = None
+    def commit(self, packed: Packed, ids: Ids) -> None:
+        """Note where the values are that were put last, in the rows of these ids."""
+        there = ids >= 0
+        begins = packed.locators[there, 0, 0] if packed.starts else packed.end
+        self.note(ids[there] % self._rows, begins, packed.end)
+
+    def derive(self, ids: Ids) -> None:
+        """Find out where the values of rows are, which hold these ids."""
+        there = ids >= 0
+        for i in reversed(self._fields):
+            begins, counts = self._storage.cell(i)[there].T
+            self._begins[there] = np.maximum(begins, self.floor)  # some were gone when loaded
+            self.head = max(self.head, -(-int((begins + counts).max(initial=0)) // 8) * 8)
+        self._words[HEAD] = self.head
 
     # -- for checkpoints ---------------------------------------------------------------------------
 
@@ -218,7 +217,6 @@ class CompressedRing:
 
     def begin_above(self, position: int) -> int:
         """Empty the ring. Return its next position, above this one: none is used again."""
-        self._put = None
         self.head = (max(position, self.head) // self.size + 1) * self.size
         self._words[HEAD] = self.head
         self._raise(self.head)
@@ -237,8 +235,8 @@ class CompressedRing:
             np.ascontiguousarray(counts),
         )
 
-    def note(self, rows: Ids, begins: Ids, head: int) -> None:
-        """Note where the values of rows lie that were put back, and where the next one goes."""
+    def note(self, rows: Ids, begins: Ids | int, head: int) -> None:
+        """Note where the values of rows lie, and where the next one goes."""
         self._begins[rows] = begins
         self.head = self._words[HEAD] = head
 

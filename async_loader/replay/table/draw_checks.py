@@ -34,10 +34,6 @@ class DrawChecks:
         held, most = self._drawable(sampler)
         limits = table_state.limits
         once = not sampler.repeats or bool(table_state.max_times_sampled)
-        wanted = max(count if once else 1, min_size)
-        if limits is not None and wanted > limits.needed:
-            limits.needed = wanted
-            table_state.waiters.ring()  # writers that the ratio has stopped may go on
         if limits is not None and not limits.may_sample(count):
             if not limits.can_ever_sample(count):
                 raise ConfigError(limits.why_not_sample(count))
@@ -106,11 +102,12 @@ class DrawChecks:
 
     def _check_limiter(self, limits: LimiterState, count: int, held: int, times: int) -> None:
         """Raise ConfigError if the limiter stops inserting before there are enough items."""
-        more, table = limits.insertable(), self._table_state.table
-        # See LimiterState: waiting steps allow more insertions.
-        if more == UNLIMITED or (more and table.g[LOOKAHEAD]):
+        more = limits.insertable()
+        if more == UNLIMITED or (
+            more and self._table_state.table.g[LOOKAHEAD]
+        ):  # a step may make items of several
             return
-        most = max(len(table) + table.waiting + more, limits.config.min_size_to_sample)
+        most = max(len(self._table_state.table) + more, limits.config.min_size_to_sample)
         if count > max(held, times * most):
             buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
             raise ConfigError(
@@ -122,7 +119,7 @@ class DrawChecks:
     def _check_stuck(self, count: int, held: int) -> None:
         """Raise ConfigError if neither this draw nor an insertion can go on.
 
-        See room.py, NOTE [queue tables].
+        See streams.py, NOTE [queue tables].
         """
         table_state, table = self._table_state, self._table_state.table
         room, limits = table.room(), table_state.limits

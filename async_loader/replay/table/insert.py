@@ -4,7 +4,6 @@ allows.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,10 +14,16 @@ from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.base.row_format import CURSOR, FINAL
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
-from async_loader.replay.table.records import Rows, RowSource, plain_heads
+from async_loader.replay.table.records import (
+    Heads,
+    Rows,
+    RowSource,
+    end_heads,
+    plain_heads,
+)
 from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
@@ -189,10 +194,10 @@ class Inserter:
         if table_state._limits is None:
             with table_state.lock:
                 return self._put_rows(rows, stream)
+        if not whole:
+            return self._put_as_allowed(rows, stream, timeout_s)
         with table_state.lock:
             names = stream_names(stream, rows.steps, table_state.own().streams)
-        if not whole:
-            return self._one_by_one(rows, names, timeout_s)
         return self._when_insertable(
             lambda: self._put_rows(rows, stream), rows.steps, timeout_s, len(rows), names
         )
@@ -211,13 +216,11 @@ class Inserter:
             ids = table.ids_at(place, len(rows))
         else:
             table.finish()
-            columns = [np.ascontiguousarray(column) for column in rows.columns]
             ids = np.empty(len(rows), np.int64)
-            source = RowSource.of(table.fields_of(columns), rows.of(streams.numbers))
-            table.write(source, len(ids), ids)
+            table.write(_source(table, rows, streams.numbers), len(ids), ids)
         if table_state.waiters.any_waits:
             self._write(table)
-        return ids if rows.repeats is None else ids[rows.are_steps]
+        return ids if rows.steps == len(ids) else ids[rows.are_steps]
 
     def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
         """Return the streams of a batch. Under the lock."""
@@ -260,24 +263,65 @@ class Inserter:
         check(StepPacker(schema))
         self._table_state.start(schema)
 
-    def _one_by_one(
-        self, rows: Rows, names: Hashable | list[Hashable], timeout_s: float | None
-    ) -> Ids:
-        """Insert each step as soon as the limiter allows it; other threads may insert between."""
-        ids: list[Ids] = []
-        count, stop = rows.steps, 0
-        for i in range(count):
-            part = rows.part(stop, i)
-            stop += len(part)
-            name = names[i] if isinstance(names, list) else names
-            write = functools.partial(self._put_rows, part, name)
-            try:
-                ids.append(self._when_insertable(write, 1, timeout_s, len(part), name))
-            except (Timeout, WouldDeadlock, Closed) as error:
-                made = type(error)(f"{i} of {count} steps are in: {error}")
-                made.steps_in = i  # type: ignore[union-attr]
-                raise made from None
-        return np.concatenate(ids) if ids else np.empty(0, np.int64)
+    def _put_as_allowed(self, rows: Rows, stream: object, timeout_s: float | None) -> Ids:
+        """Add many records as the limiter allows them; other threads may insert between."""
+        table_state, at = self._table_state, 0
+        ids = np.full(len(rows), -1, np.int64)
+
+        def attempt() -> bool:
+            nonlocal at
+            table, before = table_state.own(), at
+            numbers = self._numbers(table, stream, rows.steps).numbers
+            at = self.insert(_source(table, rows, numbers), ids, at)
+            if at > before:
+                table_state.waiters.ring()
+            return at == len(rows)
+
+        def why_not() -> str | None:
+            assert rows.heads is not None
+            stream, flags = rows.heads[["stream", "flags"]][at].tolist()
+            return table_state.why_not_insert(1, 2 if flags & AWAITS else 1, {stream})
+
+        try:
+            table_state.waiters.until(attempt, "insert", why_not, timeout_s)
+        except (Timeout, WouldDeadlock, Closed) as error:
+            steps_in = int(np.count_nonzero(rows.are_steps[:at]))
+            made = type(error)(f"{steps_in} of {rows.steps} steps are in: {error}")
+            made.steps_in = steps_in  # type: ignore[union-attr]
+            raise made from None
+        return ids[rows.are_steps]
+
+    def insert(self, source: RowSource, ids: Ids, start: int = 0, ahead: int = 0) -> int:
+        """Write records from ``start`` on as far as limiter and room allow now. Return the first
+        that was not written. Under the lock.
+
+        ``ahead``: drawn items that still hold their places.
+        """
+        while (stop := self._allowed(source.heads, start, ahead)) > start:
+            self._table_state.table.write(source, stop, ids, start)
+            start = stop
+        return start
+
+    def _allowed(self, heads: Heads, start: int, ahead: int) -> int:
+        """Return up to which record may be written now."""
+        limits, table = self._table_state.limits, self._table_state.table
+        if limits is None or start == len(heads):
+            return len(heads)
+        streams, flags = heads["stream"][start:], heads["flags"][start:]
+        steps = np.cumsum(flags & FINAL == 0)
+        count = int(np.searchsorted(steps, max(0, limits.insertable() - ahead), "right"))
+        if not table.keeps or not count:
+            return start + count
+        alone = flags & (FINAL | ENDS) == FINAL
+        rows = np.cumsum((flags & FINAL == 0) | alone | (flags & SHOWN != 0))
+        room = table.room_for((int(streams[0]),) if table.reserve else ())
+        if rows[count - 1] > room:
+            if room <= table.reserve:  # the rest is for the first stream
+                rows = rows[: int(np.argmax(streams != streams[0])) or len(streams)]
+            count = min(count, int(np.searchsorted(rows, room, "right")))
+            if count and count < len(flags) and alone[count]:
+                count -= 1  # a final observation stays with its step
+        return start + count
 
     def end_episodes(
         self,
@@ -288,36 +332,34 @@ class Inserter:
     ) -> None:
         """End the episodes of these streams after their last steps.
 
-        Waits while a queue has no row for ``final_obs``.
+        Waits while a queue has no row for ``final_obs``, which is of one stream.
         """
         table_state = self._table_state
         seconds_or_none("timeout_s", timeout_s)
         if not table_state.ready:
             return
-        final, columns = NO_FIELDS, []
+        columns = []
         if final_obs is not None:
-            packer = table_state.step_packer
+            packer, flags = table_state.step_packer, flags | SHOWN
             for i, value in zip(packer.followed, packer.final_values(final_obs), strict=True):
                 columns.append(np.asarray(value, packer.schema.fields[i].dtype)[np.newaxis])
-            final = table_state.table.fields_of(columns, packer.followed)
 
-        def why_not() -> str | None:
-            numbers = {table_state.table.streams.get(stream, -1) for stream in streams}
-            return None if table_state.has_room(1, numbers) else table_state.table.why_full()
+        def numbers() -> list[int]:
+            known = table_state.table.streams
+            return [known[stream] for stream in streams if stream in known]
 
         def attempt() -> bool:
-            table = table_state.own()
-            try:
-                for stream in streams:
-                    number = table.streams.get(stream)
-                    if number is None:
-                        continue
-                    if columns and not table_state.has_room(1, (number,)):
-                        return False
-                    table.end_stream(number, flags, final)
-            finally:
+            table, heads = table_state.own(), end_heads(numbers(), flags)
+            fields = table.fields_of(columns, packer.followed) if columns else NO_FIELDS
+            source = RowSource.of(fields, heads)
+            done = self.insert(source, np.empty(len(heads), np.int64)) == len(heads)
+            if done:
                 table_state.waiters.ring()
-            return True
+            return done
+
+        def why_not() -> str | None:
+            has_room = table_state.has_room(1, numbers())
+            return None if has_room else table_state.table.why_full()
 
         table_state.waiters.until(attempt, "insert", why_not, timeout_s)
 
@@ -352,13 +394,11 @@ class Inserter:
         """
         table_state = self._table_state
         made: list[T] = []
+        listed = names if isinstance(names, list) else [names]
 
         def streams() -> set[int]:
             table = table_state.table
-            if not table.keeps:
-                return set()
-            listed = names if isinstance(names, list) else [names]
-            return {table.streams.get(name, -1) for name in listed}
+            return {table.streams.get(name, -1) for name in listed} if table.keeps else set()
 
         def attempt() -> bool:
             table_state.check_open()
@@ -423,6 +463,12 @@ class Inserter:
         for one in known:
             one.check(priority)
         return priority
+
+
+def _source(table: Table, rows: Rows, streams: Ids) -> RowSource:
+    """Return the source of these records."""
+    rows.columns = [np.ascontiguousarray(column) for column in rows.columns]
+    return RowSource.of(table.fields_of(rows.columns), rows.of(streams))
 
 
 def _key(stream: Any) -> object:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.array_types import Array, Bytes, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
-from async_loader.replay.table.free_rows import FreeRows
 from async_loader.replay.table.rebuild import rebuild, tell_all
+from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
@@ -37,6 +37,46 @@ def _column_of(storage: Storage) -> Callable[[str], Array]:
     return column
 
 
+class FreeRows:
+    """Free rows, in the order in which they became free.
+
+    A drawn item stays readable for as many removals as there are spare rows.
+
+    Parameters
+    ----------
+    rows : int
+    capacity : int
+        Rows that hold an item at most; the others stay free.
+    """
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self._unused = 0  # rows from here on were never used: they come first, and need no list
+        self._rows = rows
+        self._free: deque[int] = deque()
+        self._spare = rows - capacity
+
+    def left(self) -> int:
+        """Return how many rows can be taken without ending an item."""
+        return max(0, self._rows - self._unused + len(self._free) - self._spare)
+
+    def take(self) -> int:
+        """Take the next row."""
+        if self._unused < self._rows:
+            self._unused += 1
+            return self._unused - 1
+        return self._free.popleft()
+
+    def put(self, rows: Ids) -> None:
+        """Add free rows."""
+        self._free.extend(rows.tolist())
+
+    def rebuild(self, ids: Ids, alive: Bytes) -> None:
+        """Find the rows without an item: those that never held a step, then by the ids in them."""
+        empty = np.flatnonzero(alive == 0)
+        self._unused = self._rows
+        self._free = deque(empty[np.argsort(ids[empty], kind="stable")].tolist())
+
+
 class TableItems:
     """The lowest layer of a table: its items, and the samplers that are told of each.
 
@@ -52,7 +92,7 @@ class TableItems:
     max_times_sampled : int
         Draws after which an item ends; 0: any number.
     keeps : bool
-        The limiter promises that every item is drawn: see room.py, NOTE [queue tables].
+        The limiter promises that every item is drawn: see streams.py, NOTE [queue tables].
     """
 
     def __init__(
@@ -82,10 +122,6 @@ class TableItems:
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
         # See kernels: new items, ended items, two answers, rows of PASSED.
         self._changes = np.zeros(5, np.int64)
-        # Draws of tables in which each item counts its draws; kernels count them.
-        self._used = np.zeros(1, np.int64)
-        # Draws that did not become samples: of items that left before, and of unreadable ones.
-        self._lost = np.zeros(1, np.int64)
         # Whether a change has begun and not ended: see rebuild.py.
         self.unfinished = False
         self._held: dict[int, int] = {}
@@ -136,21 +172,21 @@ class TableItems:
         self._numbers = 1 + max(taken, default=-1)
         self._spare = [number for number in range(self._numbers) if number not in taken]
         self._stale: set[int] = set()  # open since before the table was loaded
-        for place in (r.CURSOR, r.COUNT, r.TOP, r.WAITING, r.TAIL, r.LENT, r.LENT_TO):
+        for place in (r.CURSOR, r.COUNT, r.TOP, r.TAIL):
             g[place] = 0
         g[r.LOOKAHEAD], g[r.CAPACITY] = self.schema_lookahead, layout.capacity
         if self.keeps and self.free is None:
             # The past, the newest step, and the observation after an end.
             beside = int(g[r.DEPTH] - 1 + 2 * g[r.FOLLOWED])
-            g[r.CAPACITY] += min(beside, layout.spare - 2)
-        # Of a queue, less what its window may grow by: see room.py, NOTE [free before their turn].
-        spare = layout.rows - self.window
-        self._burst = max(1, (spare - (spare // 4 if self.keeps else 0)) // 2 - 1)
-        self.inserted = self.counted = self.deleted = 0
+            # and rows of deleted items, which are free in their turn
+            g[r.CAPACITY] += min(max(beside, layout.spare // 4), layout.spare - 2)
+        self._burst = max(1, (layout.rows - self.window) // 2 - 1)
+        self.inserted = self.sampled = self.deleted = 0
+        # draws of items that left before they were drawn often enough; see LimiterState
+        self.lost = 0
         self.cleared = 0  # items that were inserted before the last `clear`
         # samples of a limiter's account that the one before left: see LimiterState
         self.carried = 0
-        self._used[0] = self._lost[0] = 0
         self._point()
 
     def begin_again(self) -> None:
@@ -201,7 +237,7 @@ class TableItems:
         self._reads_fields = [one for one in changed if one is not None]
         self._told_of_passed = [one for one in self._told if hasattr(one, "passed")]
         if self._told_of_passed and not len(self._passed):
-            # a row that is written, and the end of an episode, note few each; see kernels.settle
+            # a row that is written, and the end of an episode, note few each
             self._passed = np.empty(6 * rows, np.int64)
         if self.prioritized and not len(self.given):
             self.given, self.assigned = np.full(rows, np.nan), np.full(rows, np.nan)
@@ -233,16 +269,6 @@ class TableItems:
         while self.leaving:
             self.detach(self.leaving[0])
             self.leaving.popleft()
-
-    @property
-    def sampled(self) -> int:
-        """Items drawn since the table was made."""
-        return self.counted + int(self._used[0])
-
-    @property
-    def lost(self) -> int:
-        """Draws of items that left before they were drawn often enough; see `LimiterState`."""
-        return int(self._lost[0])
 
     @property
     def samplers(self) -> list[Sampler]:
@@ -281,13 +307,11 @@ class TableItems:
                 one.remove(rows)
             if self.free is not None:
                 self.free.put(rows)
-        lost = 0
-        if died and self._most:
-            lost = self._most * died - int(self.times[self._died[:died]].sum())
+            if self._most:
+                self.lost += self._most * died - int(self.times[rows].sum())
         self._changes[:] = 0
         self.inserted += born
         self.deleted += died
-        self._lost[0] += lost
         self.unfinished = False
 
     def find(self, ids: Ids) -> Ids:
@@ -309,6 +333,10 @@ class TableItems:
 
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write what was gathered."""
+        raise NotImplementedError
+
+    def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
+        """See `TableWriting.write`."""
         raise NotImplementedError
 
     @property

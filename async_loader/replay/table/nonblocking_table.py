@@ -14,17 +14,15 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.field_table import NO_FIELDS, from_step
 from async_loader.replay.base.record_layout import HEAD
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN, TRUNCATED
-from async_loader.replay.rate_limiter import UNLIMITED
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
 from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sampler_session import SamplerSession
 from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
-from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied
@@ -90,7 +88,6 @@ class NonblockingTable:
             self._table_state.gather()
         # Ids of rows that a learner may have had from an earlier server.
         self._seen: set[int] = set()
-        self._notes_seen = False
         self.ahead: Callable[[], int] = lambda: 0
 
     def __len__(self) -> int:
@@ -145,7 +142,7 @@ class NonblockingTable:
         with self._table_state.lock:
             limits = self._table_state.limits
             assert limits is not None
-            return max(0, limits.insertable_in_turn() - self.ahead())
+            return max(0, limits.insertable() - self.ahead())
 
     @property
     def is_queue(self) -> bool:
@@ -215,6 +212,8 @@ class NonblockingTable:
         """
         finals = np.flatnonzero(steps.flags & (FINAL | ENDS) == FINAL)
         if len(finals):
+            if not self._table_state.step_packer.followed:
+                raise SchemaError("no field of this table shows final observations")
             before = finals - 1
             fits = (
                 (before >= 0)
@@ -236,97 +235,22 @@ class NonblockingTable:
 
         Returns the row after the last inserted one.
         """
-        count = len(steps)
+        heads = np.empty(len(steps), HEAD)
+        heads["stream"], heads["priority"] = steps.streams, steps.priorities
+        heads["flags"] = steps.flags
+        heads["flags"][np.flatnonzero(steps.flags & (FINAL | ENDS) == FINAL) - 1] |= AWAITS
+        ids = np.empty(len(steps), np.int64)
         with self._table_state.lock:
-            self._table_state.own()
-            self._notes_seen = steps.seen and self.leased
-            while start < count:
-                stop = self._insert_some(steps, start)
-                if stop == start:
-                    break
-                start = stop
-        return start
-
-    def _insert_some(self, steps: Incoming, start: int) -> int:
-        """Insert up to and with the next final observation, or as many as the limiter allows."""
-        flags, step_packer = steps.flags, self._table_state.step_packer
-        if flags[start] & FINAL:
-            shown = flags[start] & SHOWN and step_packer.followed
-            if shown and not self._table_state.has_room(1, (int(steps.streams[start]),)):
-                return start
-            fields = self._table_state.table.fields_of(steps.columns)
-            final = from_step(fields, start)[step_packer.followed] if shown else NO_FIELDS
-            self._end(int(steps.streams[start]), int(flags[start]) & ENDS or TRUNCATED, final)
-            return start + 1
-        finals = np.flatnonzero(flags[start:] & FINAL)
-        stop = start + int(finals[0]) if len(finals) else len(steps)
-        followed = stop < len(steps) and not flags[stop] & ENDS
-        allowed = self._insertable(steps.streams[start:stop], followed)
-        if allowed < stop - start:
-            self._write(steps, start, start + allowed, False)
-            return start + allowed
-        self._write(steps, start, stop, followed)
-        return stop + followed
-
-    def _insertable(self, streams: Array, followed: bool) -> int:
-        """Return how many steps of these streams may be written now.
-
-        ``followed``: a final observation comes right behind the last of them.
-        """
-        limits, table, count = self._table_state.limits, self._table_state.table, len(streams)
-        if limits is None or not count:
-            return UNLIMITED
-        allowed = max(0, limits.insertable_in_turn() - self.ahead())
-        if not table.keeps or allowed <= 0:
-            return allowed
-        room = table.room_for((int(streams[0]),) if table.reserve else ())
-        if room <= table.reserve and room < count:  # the rest is for the first stream
-            return min(allowed, room, int(np.argmax(streams != streams[0])) or 1)
-        return min(
-            allowed, room if room < count else count - 1 if followed and room == count else count
-        )
-
-    def _write(self, steps: Incoming, start: int, stop: int, followed: bool) -> None:
-        """Write the steps ``start`` to ``stop``.
-
-        ``followed``: and the final observation right behind them.
-        """
-        if start == stop:
-            return
-        table, gives_up = self._table_state.table, []
-        heads = np.empty(stop - start, HEAD)
-        heads["stream"], heads["flags"] = steps.streams[start:stop], steps.flags[start:stop]
-        heads["priority"] = steps.priorities[start:stop]
-        if table.packer.followed:
-            if followed:
-                final = np.array((steps.streams[stop], FINAL, np.nan), HEAD)
-                heads = np.append(heads, final)
-                heads["flags"][-2] |= AWAITS
-            unknown = heads["flags"] & (ENDS | AWAITS) == TRUNCATED
-            # `_end` sets it, and gives up the step, which has no observation after it.
-            heads["flags"][unknown] &= ~np.uint32(TRUNCATED)
-            gives_up = np.flatnonzero(unknown).tolist()
-        fields, first = table.fields_of(steps.columns), 0
-        for last in (*gives_up, len(heads) - 1):
-            part = heads[first : last + 1]
-            if len(part):
-                ids = np.empty(len(part), np.int64)
-                table.write(RowSource.of(from_step(fields, start + first), part), len(part), ids)
-                if self._notes_seen:
-                    self._note_seen(ids[part["flags"] & FINAL == 0])
-            if last in gives_up:
-                self._end(int(heads["stream"][last]), TRUNCATED, NO_FIELDS)
-            first = last + 1
-
-    def _end(self, stream: int, flags: int, final: Ids) -> None:
-        self._table_state.table.end_stream(stream, flags, final)
+            source = RowSource.of(self._table_state.own().fields_of(steps.columns), heads)
+            stop = self._inserter.insert(source, ids, start, self.ahead())
+            if steps.seen and self.leased:
+                self._note_seen(ids[start:stop][steps.flags[start:stop] & FINAL == 0])
+        return stop
 
     def end(self, streams: Sequence[int]) -> None:
         """End the open episodes of these streams as truncated: their writer has gone."""
         with self._table_state.lock:
-            self._table_state.own()
-            for stream in streams:
-                self._end(stream, TRUNCATED, NO_FIELDS)
+            self._table_state.own().end(streams, TRUNCATED)
 
     def why_not_insert(self) -> str | None:
         """Say in numbers why the limiter allows no insertion; ``None`` if it does."""

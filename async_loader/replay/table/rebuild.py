@@ -47,10 +47,6 @@ def derive(table: Items, first: int) -> None:
     used = np.flatnonzero(ids >= 0)
     steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
     if table.free is None:
-        if table.keeps and len(steps):  # in a smaller queue than the one that was saved
-            missing = int(g[r.CURSOR] - ids[steps].min()) - table.window
-            if missing > 0:
-                table._k.lend(g, missing, int(g[r.CURSOR]))
         # those that show a step which the table would not hold any more had it been written to
         oldest = ids[used].copy()
         for _ in range(g[r.DEPTH] - 1):
@@ -64,7 +60,6 @@ def derive(table: Items, first: int) -> None:
     items.alive[complete(table, steps, int(g[r.LOOKAHEAD]))] = 1
     g[r.COUNT] = np.count_nonzero(items.alive)
     g[r.TOP] = used[-1] + 1 if len(used) else 0
-    g[r.WAITING] = len(steps) - g[r.COUNT]
 
 
 def rebuild(table: Items) -> None:
@@ -75,7 +70,7 @@ def rebuild(table: Items) -> None:
     heads = table.storage.heads()
     if table.ring is not None:
         cursor = int(g[r.CURSOR])
-        table.ring.commit(cursor)
+        table.ring.derive(table.ids)
         k.retire_steps(g, max(0, cursor - len(heads)), table.ring.tail, changes)
     if most:
         table.times[table._born[: changes[0]]] = 0
@@ -91,7 +86,7 @@ def rebuild(table: Items) -> None:
     table.deleted = table.inserted - items.count
     if most:
         left = int((most - table.times[items.alive != 0]).sum())
-        table._lost[0] = table.inserted * most - table.sampled - left
+        table.lost = table.inserted * most - table.sampled - left
     if table.free is not None:
         table.free.rebuild(table.ids, items.alive)
     for one in table._told:
@@ -101,20 +96,14 @@ def rebuild(table: Items) -> None:
 
 def look_ahead(table: Items, steps: int) -> None:
     """Have items keep ``steps`` successors: those at open ends wait for theirs, and are none."""
-    g, items = table.g, table.items
-    alive = np.flatnonzero(items.alive)
-    kept = complete(table, alive, steps)
-    if not g[r.TOP]:  # samplers may be bound to nothing yet
-        g[r.LOOKAHEAD] = steps
-        return
+    before = len(table)
     table.unfinished = True
-    g[r.LOOKAHEAD] = steps
-    items.alive[:] = 0
-    items.alive[kept] = 1
-    waiting = len(alive) - len(kept)
-    g[r.COUNT], g[r.WAITING] = len(kept), g[r.WAITING] + waiting
-    table.inserted -= waiting
-    rebuild(table)
+    table.g[r.LOOKAHEAD] = steps
+    if table.g[r.TOP]:  # samplers may be bound to nothing yet
+        derive(table, 0)
+        table.inserted -= before - len(table)
+        rebuild(table)
+    table.unfinished = False
 
 
 def in_order(table: Items) -> Ids:

@@ -54,17 +54,14 @@ class Rows:
     Attributes
     ----------
     heads : array [records] of HEAD | None
-        ``None``: no episode ends, and there are no priorities.
-    repeats : int array [steps] | None
-        Records of each step; ``None``: one of each, without final observations.
+        ``None``: no episode ends, and there are no priorities. A final observation comes behind
+        its step.
     """
 
-    __slots__ = ("columns", "heads", "repeats")
+    __slots__ = ("columns", "heads")
 
-    def __init__(
-        self, columns: list[Array], heads: Heads | None = None, repeats: Ids | None = None
-    ) -> None:
-        self.columns, self.heads, self.repeats = columns, heads, repeats
+    def __init__(self, columns: list[Array], heads: Heads | None = None) -> None:
+        self.columns, self.heads = columns, heads
 
     def __len__(self) -> int:
         return len(self.columns[0])
@@ -72,20 +69,13 @@ class Rows:
     @property
     def steps(self) -> int:
         """How many records are steps."""
-        return len(self) if self.repeats is None else len(self.repeats)
+        return len(self) - (0 if self.heads is None else finals_of(self.heads))
 
     @property
     def are_steps(self) -> Array:
         """Return which records are steps: bool ``[records]``."""
         are = np.ones(len(self), np.bool_)
         return are if self.heads is None else self.heads["flags"] & FINAL == 0
-
-    def part(self, start: int, step: int) -> Rows:
-        """Return the records of one step, which begin at ``start``."""
-        repeats = None if self.repeats is None else self.repeats[step : step + 1]
-        place = slice(start, start + (1 if repeats is None else int(repeats[0])))
-        heads = None if self.heads is None else self.heads[place]
-        return Rows([column[place] for column in self.columns], heads, repeats)
 
     def prioritize(self, priorities: Floats) -> None:
         """Set the priorities of the steps."""
@@ -96,7 +86,9 @@ class Rows:
     def of(self, streams: Array) -> Heads:
         """Set the streams, a number for each step. Return the heads."""
         heads = self.heads = plain_heads(len(self)) if self.heads is None else self.heads
-        heads["stream"] = streams if self.repeats is None else np.repeat(streams, self.repeats)
+        if len(streams) < len(heads):
+            streams = streams[np.cumsum(self.are_steps) - 1]
+        heads["stream"] = streams
         return heads
 
 
@@ -104,6 +96,13 @@ def plain_heads(count: int) -> Heads:
     """Return heads of steps within their episodes, without priorities."""
     heads = np.zeros(count, HEAD)
     heads["priority"] = np.nan
+    return heads
+
+
+def end_heads(streams: Sequence[int], flags: int) -> Heads:
+    """Return heads of records that end the episodes of these streams. See row_format.py, SHOWN."""
+    heads = plain_heads(len(streams))
+    heads["stream"], heads["flags"] = streams, FINAL | flags
     return heads
 
 

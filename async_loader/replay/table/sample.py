@@ -11,7 +11,7 @@ from async_loader import tree
 from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.end_names import check_end_names
+from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.ragged import ragged
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut
@@ -81,7 +81,7 @@ class TableSampler(DrawChecks):
         ``numbers`` choose hindsight goals; by default it has its own, from the table's seed.
         """
         if numbers is None and read_plan.goals is not None:
-            numbers = RandomNumbers(self._table_state.goal_seeds())
+            numbers = RandomNumbers(self._table_state.seeds.spawn(1)[0])
         return ReplayReader(self._table_state.table.storage, read_plan, numbers)
 
     def batch(
@@ -174,7 +174,7 @@ class TableSampler(DrawChecks):
                 drawn = table.chosen(sampler, count)
                 taken = reader.these(drawn.rows, drawn.weight, into)
         if taken is not None:
-            table.counted += count
+            table.sampled += count
         else:
             rows = count if sampler.repeats else min(count, table.items.rows)
             _check_memory(reader, rows, f"batch_size={count:,}")
@@ -190,7 +190,7 @@ class TableSampler(DrawChecks):
         table_state, table = self._table_state, self._table_state.table
         drawn = table.draw(sampler, count)
         if not table_state.max_times_sampled:
-            table.counted += len(drawn.ids)
+            table.sampled += len(drawn.ids)
         if table_state.waiters.any_waits:
             table_state.waiters.ring()
         return drawn

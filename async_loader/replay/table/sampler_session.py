@@ -10,10 +10,10 @@ from async_loader.replay.samplers import Prioritized, Sampler
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.samplers.seeded import innermost
 from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.source_sampler import SourceSampler
-from async_loader.replay.table.table_parts import TableParts
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 

@@ -220,7 +220,7 @@ class StepPacker:
         said : int array [rows] | None
             Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
         """
-        columns, repeats = self.columns(batch), None
+        columns = self.columns(batch)
         if said is None and final_obs is None:
             for i in self.ends:
                 if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
@@ -242,7 +242,7 @@ class StepPacker:
                 columns[i][behind] = final[ends]
             heads = np.repeat(heads, repeats)
             heads["flags"][behind] = FINAL
-        return Rows(columns, heads, repeats)
+        return Rows(columns, heads)
 
     # -- ends of episodes --------------------------------------------------------------------------
 

@@ -186,13 +186,6 @@ class StorageLayout:
         """Rows beyond the capacity."""
         return self.rows - self.capacity
 
-    @property
-    def burst(self) -> int:
-        """The most steps that are written at a time: with their final observations they fit the
-        spare rows.
-        """
-        return max(1, self.spare // 2 - 1)
-
 
 def stored_fields(schema: Schema) -> tuple[Field, ...]:
     """Return the fields as they lie in rows: those with a codec as locators, int64 ``[2]``."""

@@ -4,8 +4,7 @@ It is built in layers, each in a file of its own and each using those below it::
 
     table.py    Table         draws items, changes them by id, goes into checkpoints
     write.py    TableWriting  writes steps
-    room.py     TableRoom     counts the rows that may be written
-    streams.py  TableStreams  numbers streams, and ends their episodes
+    streams.py  TableStreams  numbers streams, ends their episodes, counts the room for them
     items.py    TableItems    knows which rows hold items, and tells the samplers
 """
 
@@ -20,7 +19,6 @@ import numpy.typing as npt
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
@@ -85,8 +83,9 @@ class Table(TableWriting):
             rows = drawn.rows
             kept = np.full(len(rows), -1, np.int64)
             self.unfinished = True
-            self._k.use_up(self.times, self.dirty, rows, self._most, kept, self._used)
+            self._k.use_up(self.times, self.dirty, rows, self._most, kept)
             kept = kept[kept >= 0]
+            self.sampled += len(kept)
             ids.append(self.names(rows[kept]))
             if drawn.weight is not None:
                 weights.append((drawn.weight[kept], drawn.scale))
@@ -135,8 +134,6 @@ class Table(TableWriting):
         """
         rows = np.unique(self.find(ids))
         rows = rows[rows >= 0]
-        if self.keeps and self.free is None and len(rows):
-            self._k.lend(self.g, len(rows), int(self.names(rows).max()))
         self.remove(rows)
         return Applied(len(rows), len(ids) - len(rows))
 
@@ -145,12 +142,10 @@ class Table(TableWriting):
 
         Ids go on, counts begin anew.
         """
-        for number in np.flatnonzero(self.last >= 0).tolist():
-            self.end_stream(number, r.TRUNCATED, NO_FIELDS)
+        self.end(np.flatnonzero(self.last >= 0).tolist(), r.TRUNCATED)
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
-        self._used[0] = self._lost[0] = self.counted = self.deleted = 0
-        self.carried = 0
+        self.lost = self.sampled = self.deleted = self.carried = 0
 
     @property
     def steps_had(self) -> int:
@@ -174,7 +169,6 @@ class Table(TableWriting):
             "cursor": int(self.g[r.CURSOR]),
             "lookahead": int(self.g[r.LOOKAHEAD]),
             "ordered": self.free is None,
-            "lent": [int(self.g[r.LENT]), int(self.g[r.LENT_TO])],
             "streams": streams,
         }
 
@@ -190,8 +184,6 @@ class Table(TableWriting):
         self._stale = set(numbers[last >= 0].tolist())
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
-        self.inserted, self.counted, self.carried, self.cleared = (saved[name] for name in _COUNTS)
-        if self.keeps and self.free is None:
-            self._k.lend(g, *saved["lent"])
+        self.inserted, self.sampled, self.carried, self.cleared = (saved[name] for name in _COUNTS)
         derive(self, first)
         rebuild(self)

@@ -4,36 +4,21 @@ waiting calls.
 
 from __future__ import annotations
 
-import importlib
-import itertools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Container, Iterator
-from typing import cast
+from collections.abc import Callable, Container
 
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.process_hooks import ForkStep, at_fork
 from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter
-from async_loader.replay.samplers import (
-    Balanced,
-    Fifo,
-    Lifo,
-    MaxHeap,
-    MinHeap,
-    Prioritized,
-    RankPrioritized,
-    Recency,
-    Sampler,
-    Uniform,
-)
+from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.sequence_limits import check_sequences
 from async_loader.replay.table.sequence_sampler import SequenceSampler
@@ -44,12 +29,8 @@ from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
 _FORK_WAIT_S = 1.0
-_KNOWN: frozenset[type] = frozenset(
-    (Balanced, Fifo, Lifo, MaxHeap, MinHeap, Prioritized, RankPrioritized, Recency, Uniform)
-)
-"""Samplers that raise no error when they are told of items."""
-_GOALS = 0x676F616C
-"""The kind of seeds for hindsight goals: samplers and sources have those with lower keys."""
+_KNOWN = "async_loader.replay.samplers."
+"""Where samplers are that raise no error when they are told of items."""
 
 
 class TableAccess:
@@ -108,23 +89,11 @@ class TableAccess:
         self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.
         self.sequence_samplers: dict[Sequences, SequenceSampler] = {}
-        # How many have random numbers for hindsight goals, since the table had its seed.
-        self._goal_seeds: tuple[np.random.SeedSequence, Iterator[int]] | None = None
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
     def _new_lock(self) -> threading.Lock:
-        # a module of the tests, which compares what a table carries along with its rows
-        comparing = os.environ.get("ASYNC_LOADER_COMPARE")
-        if not comparing:
-            return threading.Lock()
-        of_this = weakref.ref(self)
-
-        def table() -> Table | None:
-            one = of_this()
-            return None if one is None or one.foreign else one._table
-
-        return cast(threading.Lock, importlib.import_module(comparing).ComparingLock(table))
+        return threading.Lock()
 
     def forked(self) -> None:
         """Replace the lock, in a forked child: a thread of the parent may have held it."""
@@ -135,17 +104,6 @@ class TableAccess:
             self._table.records.count = 0  # these are the parent's to write
             self._table.part()
             self.gather()
-
-    def goal_seeds(self) -> np.random.SeedSequence:
-        """Return the seed of the next random numbers for hindsight goals.
-
-        Other seeds that are made of the table's stay as they are.
-        """
-        seeds, known = self.seeds, self._goal_seeds
-        if known is None or known[0] is not seeds:  # a load has other seeds
-            known = self._goal_seeds = seeds, itertools.count()
-        key = (*seeds.spawn_key, _GOALS, next(known[1]))
-        return np.random.SeedSequence(seeds.entropy, spawn_key=key, pool_size=seeds.pool_size)
 
     @property
     def no_priorities(self) -> str | None:
@@ -198,7 +156,6 @@ class TableAccess:
                 table.sampled - table.carried + (table.lost if table.keeps else 0),
                 table.deleted,
             )
-            limits.waiting = 0 if self.max_times_sampled else table.waiting
         return limits
 
     @property
@@ -223,21 +180,14 @@ class TableAccess:
             self.waiters.ring()
 
     def carry_account(self, before: RateLimiter | None) -> None:
-        """Have the limiter go on where ``before`` was, if it is another. Under the lock.
+        """Begin the account of a limiter anew, if ``before`` was another. Under the lock.
 
         The account of a queue is what waits in it, whatever was its limiter.
         """
         limits, table = self.limits, self.table
         if limits is None or limits.config == before:
             return
-        if self.max_times_sampled:
-            table.carried = 0
-            return
-        was = None if before is None else LimiterState(before)
-        if was is not None:
-            was.inserted, was.sampled = limits.inserted, limits.sampled
-            was.deleted, was.waiting = limits.deleted, limits.waiting
-        table.carried += limits.carried(was)
+        table.carried = 0 if self.max_times_sampled else table.carried + limits.carried()
 
     def own(self) -> Table:
         """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""
@@ -307,7 +257,7 @@ class TableAccess:
             or table.free is not None
             or table.ring is not None
             or table.uses_up
-            or any(type(one) not in _KNOWN for one in table.samplers)
+            or any(not type(one).__module__.startswith(_KNOWN) for one in table.samplers)
         )
         table.records.limit = 1 if one_by_one else table.records.capacity - 1
         self.needs_priority = False
@@ -329,7 +279,7 @@ class TableAccess:
         return 0 if self._table is None else self._table.steps_had
 
     def _keeps(self, capacity: int) -> bool:
-        """Return whether an item is kept until it was drawn. See room.py, NOTE [queue tables]."""
+        """Return whether items are kept until they were drawn: streams.py, NOTE [queue tables]."""
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
@@ -385,4 +335,4 @@ def _after_fork_in_child() -> None:
         one.forked()
 
 
-at_fork(ForkStep.TABLES, _before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -53,8 +53,6 @@ class Waiters:
         self._eventfds: list[EventFd] = []
         self._waiting: dict[object, tuple[str, str, Callable[[], str | None], float]] = {}
         self.any_waits = False
-        # Called under the lock when a call begins to wait; may ring.
-        self.on_wait: Callable[[], None] | None = None
 
     def ring(self) -> None:
         """Wake all waiting calls, after a change."""
@@ -69,28 +67,14 @@ class Waiters:
     ) -> Iterator[None]:
         """Ring the eventfd whenever the table changes, and list the call in `now`."""
         with self._lock:
-            self.listen(eventfd, what, reason)
-            if self.on_wait is not None:
-                self.on_wait()
+            self._eventfds.append(eventfd)
+            self._enter(eventfd, what, reason)
         try:
             yield
         finally:
             with self._lock:
-                self.ignore(eventfd)
-
-    def listen(self, eventfd: EventFd, what: str, reason: Callable[[], str | None]) -> None:
-        """As `ringing`, until `ignore`, without calling `on_wait`. Called under the lock."""
-        self._eventfds.append(eventfd)
-        self._enter(eventfd, what, reason)
-
-    def ignore(self, eventfd: EventFd) -> None:
-        """Undo `listen`. Called under the lock."""
-        self._eventfds.remove(eventfd)
-        self._leave(eventfd)
-
-    def others(self, key: object) -> bool:
-        """Return whether a call waits beside that of ``key``. Called under the lock."""
-        return len(self._waiting) > (key in self._waiting)
+                self._eventfds.remove(eventfd)
+                self._leave(eventfd)
 
     def until(
         self,
@@ -124,8 +108,6 @@ class Waiters:
                         self._events.append(event)
                         self._enter(event, what, reason)
                         entered = True
-                        if self.on_wait is not None:
-                            self.on_wait()
                     why = reason() or "another change"
                 if deadline.left() is None and threading.active_count() == 1:
                     raise WouldDeadlock(

@@ -13,10 +13,10 @@ from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WR
 from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
-from async_loader.replay.table.free_rows import FreeRows
-from async_loader.replay.table.records import Batches, Records, RowSource
-from async_loader.replay.table.room import TableRoom
+from async_loader.replay.table.items import FreeRows
+from async_loader.replay.table.records import Batches, Heads, Records, RowSource
 from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.streams import TableStreams
 from async_loader.source import Applied
 
 _GATHERED, _BYTES = 448, 1 << 18
@@ -25,7 +25,7 @@ _ROW_BYTES = 1 << 12
 """Bytes of a record, beyond which a second copy costs more than a call."""
 
 
-class TableWriting(TableRoom):
+class TableWriting(TableStreams):
     """The layer of a table that writes rows. Under the table's lock."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -134,31 +134,50 @@ class TableWriting(TableRoom):
         self.records.single, self._source = True, self._singles
 
     def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
-        """Write records of a source, from ``start`` to ``count``. ``ids``: where their ids go."""
+        """Write records of a source, from ``start`` to ``count``.
+
+        ``ids``: where their ids go, -1 for a record that only ends an episode.
+        """
         if self._stale:
-            self.begin_anew(source.heads["stream"].ravel()[start:count].tolist())
+            self._begin_anew_before(source.heads.ravel()[start:count])
         while start < count:
-            stop = min(count, start + 2 * self._burst)
+            stop, free, (fields, heads, *places) = min(count, start + 2 * self._burst), -1, source
+            if self.ring is not None:
+                packed = self.ring.pack(fields, start, stop)
+                fields, stop = packed.fields, packed.stop
+                self._put_compressed(self.ring, packed)
+            self._ready(stop - start)
             if self.free is not None:
                 stop = start + 1
-                self._overwrite(self.free, source, start, ids)
-            else:
-                fields, _, *heads = source
-                if self.ring is not None:
-                    packed = self.ring.pack(fields, start, stop)
-                    fields, stop = packed.fields, packed.stop
-                    self._put_compressed(self.ring, packed)
-                self._ready(stop - start)
-                self.unfinished = True
-                self._k.write(self.g, fields, *heads, start, stop, ids, self._changes)
-                self._commit_compressed()
+                free = self._take_row(self.free, heads.ravel()[start])
+            self.unfinished = True
+            self._k.write(self.g, fields, *places, start, stop, free, ids, self._changes)
+            if self.ring is not None:
+                self.ring.commit(packed, ids[start:stop])
             self.settle()
             start = stop
+
+    def _take_row(self, free: FreeRows, head: Any) -> int:
+        """Take the row of a record that needs one; the remover makes room for it."""
+        if head["flags"] & r.FINAL:
+            return -1
+        if not free.left():
+            self.remove(self.remover.draw(1).rows)
+        self.unfinished = True
+        return free.take()
+
+    def _begin_anew_before(self, heads: Heads) -> None:
+        """End the episodes that were open before the table was loaded and now begin anew."""
+        for stream, flags in zip(heads["stream"].tolist(), heads["flags"].tolist(), strict=True):
+            if flags & r.FINAL:
+                self._stale.discard(stream)
+            else:
+                self.begin_anew((stream,))
 
     def load_writing(self) -> None:
         """Load the kernel that writes, which the first steps would wait for: 0.3 s."""
         fields, _, *heads = self._source
-        self._k.write(self.g, fields, *heads, 0, 0, self._ids, self._changes)
+        self._k.write(self.g, fields, *heads, 0, 0, -1, self._ids, self._changes)
 
     def _put_compressed(self, ring: CompressedRing, packed: Packed) -> None:
         """Put compressed values into the ring. The oldest steps leave the table if it is full."""
@@ -170,33 +189,9 @@ class TableWriting(TableRoom):
             self.settle()
         ring.put(packed, cursor)
 
-    def _commit_compressed(self) -> None:
-        if self.ring is not None:
-            self.ring.commit(int(self.g[r.CURSOR]))
-
     def compressed(self) -> int:
         """Return the bytes of the compressed values of steps that are in the table."""
         return 0 if self.ring is None else self.ring.held(int(self.g[r.CURSOR]), self.window)
-
-    def end_stream(self, stream: int, flags: int, final: Ids) -> None:
-        """See `TableStreams.end_stream`."""
-        packed = None  # until the kernel has copied its locators
-        if self.ring is not None and len(final) and self.last[stream] >= 0:
-            packed = self.ring.pack(final, 0, 1)
-            self._put_compressed(self.ring, packed)
-            final = packed.fields
-        super().end_stream(stream, flags, final)
-        self._commit_compressed()
-        del packed
-
-    def _overwrite(self, free: FreeRows, source: RowSource, i: int, ids: Ids) -> None:
-        if not free.left():
-            self.remove(self.remover.draw(1).rows)
-        self._ready(1)
-        self.unfinished = True
-        row = free.take()
-        fields, _, address, apart, *_ = source
-        self._k.overwrite(self.g, fields, address, apart, i, row, ids, self._changes)
 
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write what was gathered."""

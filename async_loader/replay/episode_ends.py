@@ -1,8 +1,11 @@
-"""How a step says that its episode ends: by fields, by flags, or by a call after it."""
+"""How a step says that its episode ends: by fields, by flags, or by a call after it. And names that
+other libraries give to such fields, which would be plain ones here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,11 +15,22 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import count_of
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
-from async_loader.replay.end_names import end_meant
-from async_loader.schema import END_FIELDS, Schema, kind_of
+from async_loader.replay.views import View
+from async_loader.schema import END_FIELDS, Field, Schema, kind_of
 
 _BOOL = np.dtype(np.bool_)
 _PLAIN = (bool, np.bool_, type(None))
+_SURE = {
+    **dict.fromkeys(("done", "terminal", "termination", "terminate", "terminated"), "terminated"),
+    **dict.fromkeys(("truncation", "truncate", "truncated"), "truncated"),
+}
+_IF_BOOL = {
+    **dict.fromkeys(("end", "ended", "ending", "last", "final", "over", "finished"), "terminated"),
+    **dict.fromkeys(("timeout", "timelimit", "timedout"), "truncated"),
+}
+"""Words that may mean something else, such as a duration."""
+_BESIDE = {"i", "wa", "ha", "of", "the", "episode", "ep", "step", "flag", "by", "at"}
+"""Without an "s" at the end, as of "is" and "flags"."""
 
 
 def how_ended(terminated: bool, truncated: bool) -> int:
@@ -41,31 +55,23 @@ class Ends:
     known : bool
         Whether the schema is known.
     stored : frozenset of str
-        Which of the two a step stores.
-    done : bool
-        Whether a step stores ``done``.
+        Which of `END_FIELDS` a step stores.
     """
 
     def __init__(self, schema: Schema | None) -> None:
         self.known = schema is not None
-        self._shapes = (
+        self._shapes: dict[str, tuple[int, ...]] = (
             {"terminated": (), "truncated": ()}
             if schema is None
             else {field.name: field.shape for field in schema.fields if field.name in END_FIELDS}
         )
-        self.stored = frozenset(self._shapes.keys() & {"terminated", "truncated"})
-        self.done = "done" in self._shapes
-        self._goes_on = [(name, self.value(name, False)) for name in self._shapes]
+        self.stored = frozenset(self._shapes)
+        self._goes_on = {name: self._shaped(name, False) for name in self._shapes}
 
-    def value(self, name: str, said: bool) -> Any:
-        """Return what a step stores in a field for True or False, in the field's shape."""
+    def _shaped(self, name: str, ended: Any) -> Any:
+        """Return what steps store in a field for a bool, or for one for each."""
         shape = self._shapes[name]
-        return np.full(shape, said) if shape else said
-
-    def _column(self, name: str, said: Bools) -> Bools:
-        """As `value`, for many steps."""
-        shape = self._shapes[name]
-        return said.reshape(len(said), *shape) if shape else said
+        return np.reshape(ended, (*np.shape(ended), *shape)) if shape else ended
 
     def into(self, step: dict[str, Any], terminated: object, truncated: object) -> int:
         """Add the missing fields to ``step``. Return the flags beside its fields.
@@ -75,11 +81,11 @@ class Ends:
         """
         plain = type(terminated) in _PLAIN and type(truncated) in _PLAIN
         if plain and self.known and not (terminated or truncated):  # in a third of the time
-            for name, value in self._goes_on:
+            for name, value in self._goes_on.items():
                 if name not in step:
                     step[name] = value
             return 0
-        return self._into(step, terminated, truncated, _one_ended, self.value) or 0
+        return self._into(step, terminated, truncated, False) or 0
 
     def into_columns(
         self, batch: dict[str, Any], terminated: object, truncated: object
@@ -95,22 +101,13 @@ class Ends:
         int64 array [rows] | None
             The flags beside the fields; ``None``: no flags.
         """
-
-        def ended(name: str, said: object) -> Bools:
-            return _ended(name, said, count_of(batch))
-
-        flags: Ids | None = self._into(batch, terminated, truncated, ended, self._column)
+        flags: Ids | None = self._into(batch, terminated, truncated, True)
         return flags
 
     def _into(
-        self,
-        values: dict[str, Any],
-        terminated: object,
-        truncated: object,
-        ended: Callable[[str, object], Any],
-        shaped: Callable[[str, Any], Any],
+        self, values: dict[str, Any], terminated: object, truncated: object, many: bool
     ) -> Any:
-        """As `into`, with the ends of a step or of many; ``None``: no flags."""
+        """As `into`, for one step or many; ``None``: no flags."""
         if not self.known and terminated is None and truncated is None and _says_end(values):
             return None
         flags = None
@@ -122,9 +119,10 @@ class Ends:
             given = False if said is None else said
             if name in self._shapes:
                 if name not in values:
-                    values[name] = shaped(name, ended(of, given))
+                    ended = _ended(of, given, count_of(values)) if many else _one_ended(of, given)
+                    values[name] = self._shaped(name, ended)
             elif flag and given is not False:
-                over = ended(of, given)
+                over = _ended(of, given, count_of(values)) if many else _one_ended(of, given)
                 if np.count_nonzero(over):
                     flags = over * np.int64(flag) if flags is None else flags | over * flag
         return flags
@@ -161,3 +159,53 @@ def _ended(name: str, said: object, count: int) -> Bools:
         )
     ended: Bools = array.reshape(count).astype(np.bool_)
     return ended
+
+
+def end_meant(name: str, dtype: np.dtype[np.generic] | None = None) -> str | None:
+    """Return the field that ``name`` seems to stand for: "terminated" for "dones", "is_terminal" or
+    "episode_end", "truncated" for "truncations"; ``None`` for any other name, and for ours.
+
+    ``dtype``: words that often mean something else count for bools only; by default they count.
+    """
+    if name in END_FIELDS:
+        return None
+    words = re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)
+    if "".join(words) != name.replace("_", "").replace("-", ""):
+        return None
+    lower = [word.lower() for word in words]
+    left = "".join(one.removesuffix("s") for one in lower if one.removesuffix("s") not in _BESIDE)
+    found = _SURE.get(left)
+    if found is None and (dtype is None or dtype == np.bool_):
+        found = _IF_BOOL.get(left)
+    return found
+
+
+def mistaken_ends(fields: Iterable[Field]) -> dict[str, str]:
+    """Return the fields of a step that look like ends of episodes, with the names that end them;
+    none if others do.
+    """
+    listed = [field for field in fields if "." not in field.name]
+    if any(field.name in END_FIELDS for field in listed):
+        return {}
+    return {
+        field.name: meant
+        for field in listed
+        if field.dtype.kind in "biuf"
+        and np.prod(field.shape) == 1
+        and (meant := end_meant(field.name, field.dtype)) is not None
+    }
+
+
+def check_end_names(schema: Schema, view: View | None) -> None:
+    """Raise ConfigError for a field that looks like the end of an episode but is not, where steps
+    are shown with those beside them: all episodes would be one.
+    """
+    linked = [field.name for field in schema.fields if field.linked]
+    if view is None and not linked:
+        return
+    for name, meant in mistaken_ends(schema.fields).items():
+        how = type(view).__name__ if view is not None else f"field {linked[0]!r}"
+        raise ConfigError(
+            f"field {name!r} ends no episode, and {how} shows steps with those beside them: name "
+            f"it {meant!r}{' (or done)' * (meant == 'terminated')}, or add that field beside it"
+        )

@@ -1,15 +1,17 @@
 """Compares what a table and its samplers carry along with what follows from the rows.
 
-With ``ASYNC_LOADER_COMPARE`` in the environment, which names this module, each table that is made
-compares itself whenever its lock is released, here and in the processes that are started. `Drift`
+Within `compared` each table that is made compares itself whenever its lock is released. `Drift`
 names the first difference. Tables of more than `MOST_ROWS` rows are left out: it is O(rows).
 """
 
 from __future__ import annotations
 
 import _thread
+import contextlib
 import copy
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from async_loader.replay.samplers import Items, Sampler, Uniform
 from async_loader.replay.table.rebuild import complete, tell_again
 from async_loader.replay.table.sequence_sampler import InnerSampler, SequenceSampler
 from async_loader.replay.table.table import Table
+from async_loader.replay.table.table_access import TableAccess
 
 MOST_ROWS = 2048
 
@@ -46,6 +49,29 @@ class ComparingLock(_thread.RLock):  # type: ignore[misc]  # it is final for typ
         self.release()
 
 
+@contextlib.contextmanager
+def compared(on: bool = True) -> Iterator[None]:
+    """Have the tables that are made meanwhile in this process compare themselves, or not."""
+
+    def new_lock(state: TableAccess) -> Any:
+        if not on:
+            return threading.Lock()
+        of_this = weakref.ref(state)
+
+        def table() -> Table | None:
+            one = of_this()
+            return None if one is None or one.foreign else one._table
+
+        return ComparingLock(table)
+
+    before = TableAccess._new_lock
+    TableAccess._new_lock = new_lock  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TableAccess._new_lock = before  # type: ignore[method-assign]
+
+
 def compare(table: Table) -> None:
     """Raise `Drift` at the first difference. Under the lock.
 
@@ -66,7 +92,6 @@ def carried(table: Table) -> dict[str, Any]:
         "ids": table.ids.tolist(),
         "rows with items": np.flatnonzero(items.alive).tolist(),
         "items": (int(g[r.COUNT]), items.count, table.inserted - table.deleted),
-        "steps that wait": int(g[r.WAITING]),
         "open episodes": sorted(table.last[list(table.streams.values())].tolist()),
     }
     if table._most:
@@ -94,7 +119,6 @@ def from_rows(table: Table) -> dict[str, Any]:
         "ids": ids.tolist(),
         "rows with items": alive,
         "items": (count, count, count),
-        "steps that wait": len(steps) - count,
         "open episodes": _last_rows(table, steps),
         "draws left": int((table._most - table.times[alive]).sum()) if table._most else 0,
         "free rows": len(ids) - count,
@@ -135,10 +159,10 @@ def _listed(chooser: Any) -> list[int] | None:
     parts = vars(chooser)
     if "_heap" in parts:
         rows: Any = chooser._heap.order
-    elif "_tree" in parts:
-        rows = chooser.order()
-    elif "_place" in parts:
-        rows = np.flatnonzero(np.array(chooser._place) >= 0)
+    elif "_arrivals" in parts:
+        rows = chooser._arrivals.order()
+    elif "_lists" in parts:
+        rows = np.flatnonzero(chooser._lists._list_of >= 0)
     elif "_before" in parts:
         rows = np.flatnonzero(chooser._before != chooser._k.FREE)
     elif "_masses" in parts and chooser.eps > 0:
