@@ -58,15 +58,6 @@ def test_views_do_not_overlap_and_lie_within_the_block(schema, count):
         taken |= mine
 
 
-@given(schemas, rows)
-def test_contiguous_fields_are_contiguous_on_cache_lines_of_their_own(schema, count):
-    layout = BatchLayout.contiguous(schema, count)
-    assert all(view.flags.c_contiguous for view in layout.views(root_of(layout)))
-    assert all(region.offset % 64 == 0 for region in layout.regions)
-    assert layout.nbytes % 64 == 0
-    assert layout.nbytes > 0
-
-
 @given(schemas, rows, st.data())
 def test_a_window_is_its_rows_of_the_views(schema, count, data):
     layout = BatchLayout.contiguous(schema, count)

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from fakes import ItemsSource, WaitingSource
 
-from async_loader import END, AsyncDataLoader, Mixture, ReplayBuffer, Schema
+from async_loader import END, Mixture, ReplayBuffer, Schema
 from async_loader.lifecycle import EventFd
 from async_loader.source import Applied, Jobs, Ready, Rows, Samples
 from async_loader.sources.callable import CallableSource
@@ -84,19 +83,6 @@ def test_every_source_here_conforms(name):
 )
 def test_every_waiting_source_here_conforms(make):
     check_waiting(make)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_fakes_work_in_a_loader(workers):
-    source = WaitingSource(Items(), batches=5)
-    threading.Timer(0.05, source.add).start()
-    with AsyncDataLoader(source, 4, num_workers=workers, chunk_size=2) as loader:
-        batches = list(loader)
-    assert [b["name"] for b in batches[:3]] == [list("0123"), list("4567"), list("8901")]
-    assert len(batches) == 5
-    for batch in batches:
-        assert torch.equal(batch["x"][:, 0].long(), batch["deep"][0])
-        assert batch["deep"][1][0].dtype == torch.int16
 
 
 # -- broken sources are caught ---------------------------------------------------------------------

@@ -18,7 +18,6 @@ from async_loader import (
     Field,
     Prioritized,
     ReplayBuffer,
-    connect,
 )
 from async_loader.errors import ConfigError, SchemaError
 from tests.test_transform import EVERYWHERE, KINDS, SOURCES, WIDE, columns
@@ -112,23 +111,6 @@ def test_a_table_with_index_weight_and_stacks():
                 assert all(batch[name] is into[name] for name in into)
                 assert torch.equal(batch["next_obs"][:, -1], batch["obs"][:, -1] + 1)
                 loader.update_priorities(batch["index"], torch.ones(B))
-
-
-def test_a_feeders_table():
-    with connect("embedded") as client:
-        table = client.table("replay")
-        with table.writer(schema={"x": ((3,), "float32")}) as writer:
-            for t in range(40):
-                writer.append(x=np.full(3, t, np.float32))
-        into = {"x": torch.empty(B, 3)}
-        with AsyncDataLoader(table, B, into=[into, {"x": torch.empty(B, 3)}]) as loader:
-            kept = next(loader)
-            x, index = kept["x"].clone(), kept["index"].clone()
-            next(loader)
-            assert torch.equal(into["x"], x)
-            assert torch.equal(kept["index"], index)
-            next(loader)
-            assert torch.equal(into["x"], into["x"][:, :1].expand(B, 3))
 
 
 # -- ends, errors, interruptions -------------------------------------------------------------------

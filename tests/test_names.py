@@ -47,23 +47,14 @@ def function():
     ("obj", "text"),
     [
         (function, r"^function \(.*test_names.py:\d+\)$"),
-        (lambda: 0, r"^<lambda> \(.*test_names.py:\d+\)$"),
         (Dataset().__getitem__, r"^Dataset\.__getitem__ \(.*test_names.py:\d+\)$"),
-        (Dataset(), r"^<Dataset>$"),
         (Dataset, r"^test_names\.Dataset$"),
-        (int, "^int$"),
         (operator.add, "add$"),
-        ([1, 2].__getitem__, r"^list\.__getitem__$"),
         (
             functools.partial(Dataset().__getitem__, 3),
             r"^partial\(Dataset\.__getitem__ \(.*\), 3\)$",
         ),
-        (
-            functools.partial(function, np.zeros(1000), "x" * 100),
-            r"^partial\(function \(.*\), <ndarray>, 'x{56}\.\.\.\)$",
-        ),
         (np.zeros(1000), "^<ndarray>$"),
-        ("text", "^'text'$"),
     ],
 )
 def test_objects_have_short_names(obj, text):
@@ -98,24 +89,13 @@ def wait(*, timeout_s=None):
     ("call", "text"),
     [
         (lambda: wait(timeout=1), "wait() has no timeout: say timeout_s"),
-        (lambda: Tank(10, buffer_size=3), "Tank() has no buffer_size: say capacity"),
         (lambda: Tank(buffer_size=3), "Tank() has no buffer_size: say capacity"),
-        (lambda: Tank(10, rate_limiter=3), "Tank() has no rate_limiter: say limiter"),
         (lambda: Tank(10, sed=3), "Tank() has no sed: did you mean 'seed'?"),
-        (lambda: Tank(10, zzz=3), "Tank() has no zzz: it takes capacity, schema, limiter, seed"),
         (lambda: Tank(10).sample(8, timeout=3), "Tank.sample() has no timeout: say timeout_s"),
-        (
-            lambda: Tank(10).sample(num_samples=8),
-            "Tank.sample() has no num_samples: say batch_size",
-        ),
         (
             lambda: Tank(10, None, 3, 4),
             "Tank() takes capacity, schema by place, and 4 values were given: name the others "
             "(limiter=, seed=)",
-        ),
-        (
-            lambda: wait(3),
-            "wait() takes nothing by place, and 1 values were given: name the others (timeout_s=)",
         ),
     ],
 )

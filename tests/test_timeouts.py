@@ -38,12 +38,8 @@ def _table() -> ReplayBuffer:
 CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
     "add": lambda buffer, t: buffer.add(x=1, timeout_s=t),
     "extend": lambda buffer, t: buffer.extend(x=np.arange(3), timeout_s=t),
-    "end of an episode": lambda buffer, t: buffer.end_episode(timeout_s=t),
     "update": lambda buffer, t: buffer.update([0], x=[1], timeout_s=t),
-    "update_priorities": lambda buffer, t: buffer.update_priorities([0], [1.0], timeout_s=t),
-    "delete": lambda buffer, t: buffer.delete([0], timeout_s=t),
     "clear": lambda buffer, t: buffer.clear(timeout_s=t),
-    "save": lambda buffer, t: buffer.save("/nowhere", timeout_s=t),
     "load": lambda buffer, t: buffer.load("/nowhere", timeout_s=t),
     "sample": lambda buffer, t: buffer.sample(1, timeout_s=t),
     "append": lambda buffer, t: buffer.writer().append(x=1, timeout_s=t),
@@ -54,17 +50,7 @@ CALLS: dict[str, Callable[[ReplayBuffer, Any], Any]] = {
         truncated=np.zeros(1, bool),
         timeout_s=t,
     ),
-    "extend of a writer": lambda buffer, t: buffer.writer().extend(x=np.arange(3), timeout_s=t),
-    "end_episode": lambda buffer, t: buffer.writer().end_episode(timeout_s=t),
     "flush": lambda buffer, t: buffer.writer().flush(timeout_s=t),
-    "close of a writer": lambda buffer, t: buffer.writer().close(timeout_s=t),
-    "a vector's flush": lambda buffer, t: buffer.vector_writer(1, autoreset="next_step").flush(
-        timeout_s=t
-    ),
-    "a vector's close": lambda buffer, t: buffer.vector_writer(1, autoreset="next_step").close(
-        timeout_s=t
-    ),
-    "close": lambda buffer, t: buffer.close(timeout_s=t),
 }
 
 

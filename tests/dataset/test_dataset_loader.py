@@ -4,8 +4,6 @@ elsewhere.
 
 from __future__ import annotations
 
-import copy
-import json
 import threading
 
 import numpy as np
@@ -13,7 +11,7 @@ import pytest
 import torch
 from dataset_rig import same
 from fake_device import FakeBackend
-from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader import DataLoader
 from async_loader.errors import ConfigError, Timeout
@@ -76,47 +74,6 @@ class Epochs:
 
     def __getitem__(self, i):
         return self.epoch
-
-
-class Resumed(IterableDataset):
-    """Knows where it is."""
-
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        self.at = 0 if self.at >= 9 else self.at
-        while self.at < 9:
-            self.at += 1
-            yield (get_worker_info().id if get_worker_info() else 0) * 100 + self.at
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-class Remembering:
-    """A sampler with a state."""
-
-    def __init__(self):
-        self.at = 0
-
-    def __iter__(self):
-        while self.at < 10:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def __len__(self):
-        return 10
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 def drawn(loader):
@@ -272,70 +229,6 @@ def test_a_time_limit_names_the_workers_that_are_busy():
 
 
 # -- going on elsewhere ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("at", [0, 3, 5])
-@pytest.mark.parametrize(
-    "options",
-    [{"shuffle": True}, {"sampler": range(10)}, {"shuffle": True, "last_batch": "roll_over"}],
-)
-@pytest.mark.parametrize("count", [0, 2])
-def test_a_loader_goes_on_where_another_was(at, options, count):
-    make = {
-        "dataset": Squares(),
-        "batch_size": 2,
-        **options,
-        "num_workers": count,
-        "worker_type": "thread",
-    }
-    with DataLoader(**make) as one, DataLoader(**make) as two:
-        list(one)
-        epoch = iter(one)
-        for _ in range(at):
-            next(epoch)
-        state = json.loads(json.dumps(one.state_dict()))
-        rest, following = drawn(epoch), drawn(one)
-        two.load_state_dict(state)
-        assert two.state_dict() == state
-        assert drawn(two) == rest
-        assert drawn(two) == following
-
-
-@pytest.mark.parametrize("finished", [False, True])
-def test_samplers_of_torch_and_with_a_state_go_on(finished):
-    for make in (
-        lambda: RandomSampler(range(10), generator=torch.Generator().manual_seed(3)),
-        Remembering,
-    ):
-        one, two = (
-            DataLoader(Squares(), 3, sampler=make(), num_workers=1, worker_type="thread")
-            for _ in range(2)
-        )
-        with one, two:
-            epoch = iter(one)
-            taken = [next(epoch) for _ in range(2)]
-            if finished:
-                taken += list(epoch)
-            state = json.loads(json.dumps(one.state_dict()))
-            rest = drawn(one) if finished else drawn(epoch)
-            two.load_state_dict(state)
-            assert drawn(two) == rest
-
-
-@pytest.mark.parametrize("dataset", [Range(11), Resumed()], ids=["passed over", "by its state"])
-def test_streams_go_on(dataset, workers):
-    for at in (3,) if workers["worker_type"] == "process" and workers["num_workers"] else (0, 4):
-        with (
-            DataLoader(copy.deepcopy(dataset), 2, **workers) as one,
-            DataLoader(copy.deepcopy(dataset), 2, **workers) as two,
-        ):
-            epoch = iter(one)
-            for _ in range(at):
-                next(epoch)
-            state = json.loads(json.dumps(one.state_dict()))
-            rest = drawn(epoch)
-            two.load_state_dict(state)
-            assert drawn(two) == rest
 
 
 # -- devices ---------------------------------------------------------------------------------------

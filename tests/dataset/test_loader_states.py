@@ -37,6 +37,9 @@ class OfArrays:
 
 
 MAKERS = {
+    "shuffled": lambda: {"dataset": list(range(N)), "shuffle": True},
+    "in bulk": lambda: {"dataset": np.arange(N), "shuffle": True},
+    "passed over": lambda: {"dataset": Stateless()},
     "epochs": lambda: {"dataset": Epochs()},
     "its own iterator": lambda: {"dataset": Own()},
     "a sampler": lambda: {"dataset": list(range(N)), "sampler": Sampler()},

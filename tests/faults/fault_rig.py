@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from waiting_rig import until
 from zygote import Zygote
 
 from async_loader import END
@@ -193,14 +194,6 @@ def warned() -> Iterator[Warned]:
         yield handler
     finally:
         logger.removeHandler(handler)
-
-
-def until(condition):
-    """Look until it is so: for counters whose changes wake no waiter."""
-    deadline = time.monotonic() + SLACK_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to that"
-        threading.Event().wait(0.01)
 
 
 def resume(pid):

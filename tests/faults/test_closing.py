@@ -11,7 +11,8 @@ import threading
 import time
 
 import pytest
-from fault_rig import SLACK_S, Batches, Script, block, first, plain, thread, until, wide
+from fault_rig import SLACK_S, Batches, Script, block, first, plain, thread, wide
+from waiting_rig import until
 
 from async_loader import END, AsyncDataLoader, DataLoader
 from async_loader.errors import Closed

@@ -8,7 +8,8 @@ import signal
 
 import numpy as np
 import pytest
-from fault_rig import Batches, Script, until
+from fault_rig import Batches, Script
+from waiting_rig import until
 
 from async_loader import AsyncDataLoader
 from async_loader.feeder import connect

@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader.errors import Closed
-from async_loader.lifecycle import Deadline, EndFlag, Patience, join
+from async_loader.lifecycle import Deadline
 from async_loader.pipeline.batch import Batch, Failure
-from async_loader.pipeline.producer import Supply
-from async_loader.pipeline.tasks import TaskSupplier
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 
@@ -101,36 +99,3 @@ def test_close_at_any_moment_wakes_every_waiter_and_keeps_nothing(history, at, w
     assert queue.depth == 0
     with pytest.raises(Closed):
         queue.get(Deadline(None))
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 4), st.integers(0, 60))
-def test_no_more_tasks_are_under_way_than_there_are_credits_and_a_producer_that_waits_ends(
-    count, batches
-):
-    taken, enough = [], threading.Event()
-
-    class Tasks(TaskSupplier):
-        def draw(self, patience):
-            taken.append(None)
-            if len(taken) == count + batches:
-                enough.set()
-            return
-
-    class Done:
-        def do(self, seq, task, worker):
-            return None
-
-    end, queue = EndFlag(), TrainQueue()
-    supply = Supply(Tasks(), Done(), count, queue)
-    producer = supply.producer(Patience(end), end, pytest.fail)
-    producer.start()
-    for n in range(batches):
-        assert len(taken) <= count + n
-        supply.give(n + 1)
-    assert enough.wait(SLACK_S)
-    end.set()
-    assert join(producer, SLACK_S)
-    assert len(taken) == count + batches
-    with pytest.raises(Closed):
-        queue.take()

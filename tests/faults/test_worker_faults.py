@@ -21,10 +21,10 @@ from fault_rig import (
     resume,
     segfault,
     stop_then,
-    until,
     warned,
     wide,
 )
+from waiting_rig import until
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import Broken, JobFailed, Timeout, WorkerDied

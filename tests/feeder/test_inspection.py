@@ -54,16 +54,3 @@ def test_inspect_shows_a_feeders_table_and_changes_nothing(client):
     assert (facts["table"], facts["steps"], facts["sampled"]) == ("replay", 11, 0)
     after = client.table("replay").stats()
     assert (after.size, after.sampled) == (before.size, before.sampled)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["wrong"], "there is no table 'wrong' here, there are: replay, later, sequences"),
-        ([], "name one of its tables, there are: replay, later, sequences"),
-    ],
-)
-def test_a_table_that_is_not_there_is_refused_with_those_that_are(client, arguments, message):
-    refused = inspect(client.address, *arguments)
-    assert refused.exit_code == 2
-    assert message in refused.output

@@ -99,15 +99,6 @@ def frame_between(before, now):
     return frame_of(*paired(cluster_status(*now), cluster_status(*before)))
 
 
-def test_rates_are_sums_over_the_shards():
-    frame = frame_between(
-        [shard(10.0, inserted=10), shard(500.0, inserted=20)],
-        [shard(12.0, inserted=110), shard(502.0, inserted=40)],
-    )
-    assert frame["tables"][0]["in_per_s"] == 60.0
-    assert [row["in_per_s"] for row in frame["shards"]] == [50.0, 10.0]
-
-
 def test_a_headline_names_the_shards_in_which_learners_wait_and_why():
     why = "reader 1: 5 items, and a batch needs 32"
     waiting = {"readers": 1, "waiting": [why]}

@@ -64,28 +64,12 @@ def test_by_value_sends_functions_of_main_whole():
     "tensor",
     [
         torch.arange(6).reshape(2, 3),
-        torch.arange(6).reshape(2, 3).t(),
         torch.tensor(3.5),
-        torch.zeros(0, 3),
         torch.ones(4).bfloat16(),
-        torch.ones(2, requires_grad=True),
         torch.ones(2).bfloat16().requires_grad_(),
-        torch.nn.Parameter(torch.ones(2)),
         torch.nn.Parameter(torch.ones(2), requires_grad=False),
-        torch.tensor([1 + 2j]).conj(),
     ],
-    ids=[
-        *(
-            "plain",
-            "transposed",
-            "scalar",
-            "empty",
-            "bfloat16",
-            "with gradient",
-            "bfloat16 with gradient",
-        ),
-        *("parameter", "frozen parameter", "conjugated"),
-    ],
+    ids=["plain", "scalar", "bfloat16", "bfloat16 with gradient", "frozen parameter"],
 )
 @pytest.mark.parametrize("out_of_band", [False, True])
 def test_tensors_travel_as_their_arrays(tensor, out_of_band):

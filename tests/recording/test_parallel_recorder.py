@@ -10,7 +10,7 @@ from recording_rig import Counter, empty, held, made
 
 from async_loader import RateLimiter, ReplayBuffer
 from async_loader.errors import SchemaError, Timeout
-from async_loader.recording import ParallelRecorder, Recorder, schema_of
+from async_loader.recording import ParallelRecorder, schema_of
 
 
 class Together:
@@ -123,29 +123,3 @@ def test_an_environment_of_pettingzoo_records_itself():
     play(env, 12)
     env.close()
     assert held(table) == logs(game)
-
-
-def test_recorders_that_take_turns_on_one_writer_link_no_steps_of_each_other():
-    games = [Together(a=[3, -2], b=[5]) for _ in range(2)]
-    for game in games[1].games.values():
-        game.number += 50_000
-    alone = Counter(90_000, lengths=[4])
-    table = ReplayBuffer(5_000, schema_of(games[0]))
-    with table.writer() as writer:
-        envs = [ParallelRecorder(game, writer) for game in games]
-        one = Recorder(alone, writer)
-        one.reset()
-        for env in envs:
-            env.reset()
-        for t in range(12):
-            *_, terminated, truncated, _ = one.step(t)
-            if terminated or truncated:
-                one.reset()
-            for env in envs:
-                env.step(dict.fromkeys(env.agents, t))
-                if not env.agents:
-                    env.reset()
-        for env in (one, *envs):
-            env.close()
-    logged = [game for both in games for game in both.games.values()]
-    assert held(table) == made(alone, *logged)

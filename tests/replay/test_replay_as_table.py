@@ -4,8 +4,6 @@ what is the same for all.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from async_loader import Field, Prioritized, ReplayBuffer, Transitions
@@ -43,13 +41,3 @@ def test_what_is_closed_says_so() -> None:
     ):
         with pytest.raises(Closed):
             call()
-
-
-def test_a_fork_has_a_copy_and_says_so() -> None:
-    buffer = ReplayBuffer(10, {"x": "int64"})
-    buffer.add(x=1)
-    pid = os.fork()
-    if not pid:
-        good = "a fork's copy" in repr(buffer) and buffer.get([0])["x"].tolist() == [1]
-        os._exit(0 if good else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from async_loader import AsyncDataLoader, Field, Prioritized, ReplayBuffer, Transitions
-from tests.waiting_rig import until
 
 SCHEMA = {
     "obs": Field((20, 60), np.uint8, stack=3, next="next_obs"),
@@ -82,36 +81,3 @@ def test_stacks_returns_and_weights_arrive_whole(workers: int, method: str | Non
             assert torch.allclose(relative, relative[0].expand(32), rtol=1e-5)
             applied = loader.update_priorities(index, 1.0 + index % 7)
             assert (applied.applied, applied.stale) == (32, 0)
-
-
-def test_actors_write_while_workers_read() -> None:
-    buffer = ReplayBuffer(200, SCHEMA, sampler=Prioritized(), seed=0)
-    episodes(buffer, 200)
-    with AsyncDataLoader(
-        buffer.source(view=Transitions(n_steps=4, gamma=0.5)),
-        32,
-        num_workers=2,
-        prefetch=4,
-        timeout_s=60,
-    ) as loader:
-        stale = 0
-        for lap in range(15):
-            batch = next(loader)
-            if not lap:
-                # another is read, of steps that are overwritten next
-                until(lambda: loader.stats().workers.batches > 1)
-            check(batch, 4)
-            applied = loader.update_priorities(batch["index"], torch.ones(32))
-            stale += applied.stale
-            start = 200 + 100 * lap
-            for n in range(start, start + 100):
-                ends = n % 10 == 9
-                final = np.full((20, 60), 255, np.uint8) if ends else None
-                buffer.add(
-                    obs=np.full((20, 60), n % 250, np.uint8),
-                    reward=float(n),
-                    n=n,
-                    terminated=ends,
-                    final_obs=final,
-                )
-        assert stale > 0

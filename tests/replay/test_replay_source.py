@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
+from waiting_rig import until
 
 from async_loader import Fifo, Lifo
 from async_loader.errors import Closed, ConfigError
@@ -14,14 +14,6 @@ from async_loader.lifecycle import Deadline, EndFlag, Patience
 from async_loader.replay import ReplayBuffer
 
 PATIENCE_S = 60.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Return when the condition holds; another thread sees to that."""
-    deadline = Deadline(PATIENCE_S)
-    while not condition():
-        assert not deadline.expired
-        threading.Event().wait(0.001)
 
 
 def test_a_source_may_have_a_sampler_of_its_own() -> None:

@@ -70,13 +70,3 @@ def test_rows_are_no_older_than_promised(ahead, steps):
         if kept is not None:
             source.open(kept)
         assert all(source.now - asked <= MOST_AGE for asked in took(rows, source, count))
-
-
-def test_a_shard_that_is_asked_seldom_gives_no_rows_of_its_opening_for_long():
-    source = FakeSource(ahead=8)
-    rows = rows_of(source)
-    source.open()
-    rows.fill(0, 0, BatchMaker())
-    for _ in range(100):
-        source.now += 3
-        assert source.now - took(rows, source, 1)[0] <= MOST_AGE

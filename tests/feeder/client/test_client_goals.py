@@ -19,9 +19,7 @@ from async_loader import (
     Uniform,
     tree,
 )
-from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.feeder import connect
-from async_loader.feeder.server.reader_state import MOST_STEPS
 from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, ended_at, play, reward_of
@@ -140,21 +138,3 @@ def test_the_functions_stay_in_the_learners_process_and_see_relabelled_steps_alo
         none = Hindsight(reward, relabel_fraction=0.0)
         assert not client.table("t").sample(50, view=none)["relabelled"].any()
         assert len(seen) == 1  # it is not called for no goal at all
-
-
-def test_what_a_table_lacks_is_said_in_its_words():
-    buffer = ReplayBuffer(100, LINKED, seed=0)
-    episodes_of(buffer.add, [20])
-    with serving(buffer) as client:
-        table = client.table("t")
-        for view, message in (
-            (Hindsight(reward_of, goal="wish"), "goal='wish': steps have obs.observation"),
-            (Hindsight(reward_of, info="speed"), "info='speed'"),
-            (Hindsight(reward_of, n_steps=MOST_STEPS + 1), "a server sums up 1024 at most"),
-            (Hindsight(reward_of, n_steps=1 << 21), "<= 1048576"),
-            (Hindsight(reward_of, goal="x" * 300), "length <= 256"),
-        ):
-            with pytest.raises(ConfigError, match=message):
-                table.sample(2, view=view)
-            with pytest.raises(AsyncLoaderError, match=message):
-                planned(table.source(view=view), 2)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
-import pytest
 from test_client_shared import replay, serving
 
 from async_loader.feeder import connect
@@ -44,19 +41,6 @@ def test_a_script_that_is_started_again_begins_a_run_that_actors_see(tmp_path):
             )
             assert second.publish("policy", weights(101), 1)
             assert value(actor.latest("policy", newer_than=new)) == (1, 101)
-
-
-def test_a_run_that_another_client_has_ended_is_told_with_a_warning_once(tmp_path):
-    with serving(tmp_path, replay()) as (feeder, stale), connect(feeder.address) as new:
-        assert stale.publish("policy", weights(1), 7)
-        assert new.publish("policy", weights(2), 1)
-        with pytest.warns(UserWarning, match="published by another client by now"):
-            assert not stale.publish("policy", weights(3), 8)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert not stale.publish("policy", weights(3), 9)
-        assert stale.publish("other", weights(4), 1), "a run is over under its name only"
-        assert value(new.latest("policy")) == (1, 2)
 
 
 def test_an_actor_that_waits_gets_the_weights_of_a_new_run(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from wire_rig import examples, raw, reheaded
 
-from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.errors import Malformed
 from async_loader.feeder import wire
 
 PING = raw(examples()["PING"])
@@ -52,14 +52,6 @@ def test_an_error_is_read_whatever_its_sender_speaks(at, value):
     front, body = raw(examples()["ERROR"])
     message = wire.decode([patched(front, at, value), body])
     assert message.body == examples()["ERROR"].body
-
-
-def test_a_malformed_message_is_an_error_of_this_package_and_survives_a_queue():
-    import copy
-
-    error = copy.copy(Malformed("what", wire.ErrorCode.GAP, 3))
-    assert isinstance(error, AsyncLoaderError)
-    assert (str(error), error.code, error.expected) == ("what", wire.ErrorCode.GAP, 3)
 
 
 WIRE = Path(wire.__file__).parent

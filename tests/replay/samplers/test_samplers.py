@@ -137,7 +137,7 @@ PRIORITIES = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 1e-300, 1e100])
 
 
 @settings(
-    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
 class SamplerAgainstADict(RuleBasedStateMachine):
     """Items in the order in which they came: row to priority and when that was set."""
