@@ -246,8 +246,11 @@ class TableClient(RemoteTable[RemoteSource]):
             column = np.ascontiguousarray(array_of(value, name))
             columns[name] = column if len(column) == len(ids) else column.reshape(-1)
             if len(columns[name]) != len(ids):
-                text = f"field {name!r} has {len(columns[name])} rows for {len(ids)} ids"
-                raise (SchemaError if change == "update" else ConfigError)(f"{text}: one for each")
+                rows, number = len(columns[name]), len(ids)
+                if change == "update":
+                    text = f"field {name!r} has {rows} rows for {number} ids: one for each"
+                    raise SchemaError(text)
+                raise ConfigError(f"{number} ids and {rows} priorities: one for each")
         here = local_ids(ids, server)
         arrays = [remote_ids(ids[here], server), *(one[here] for one in columns.values())]
         row = 1 + sum(one.nbytes for one in arrays) // max(1, len(arrays[0]))
