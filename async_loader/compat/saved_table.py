@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from async_loader.replay import ReplayBuffer as Table
+from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.buffer import parts_of
 
 T = TypeVar("T")
 
@@ -50,3 +52,18 @@ class SavedTable(NamedTuple):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
             return load(folder / "table")
+
+
+def column_of(table: Table, name: str, ids: Ids) -> Array:
+    """Return a copy of one stored field by id; zeros where an id is not in the table."""
+    state = parts_of(table).state
+    with state.lock:
+        state.check_open()
+        state.catch_up()
+        storage = state.table.storage
+        fields = storage.layout.schema.fields
+        place: Any = next(i for i, field in enumerate(fields) if field.name == name)
+        rows = ids % storage.layout.rows
+        values: Array = storage.cell(place)[rows]
+        values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
+    return values

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from async_loader import Prioritized, Uniform
+from async_loader import AsyncDataLoader, Prioritized, Transitions, Uniform
 from async_loader.compat.torchrl import (
     PrioritizedReplayBuffer,
-    PrioritizedSampler,
     ReplayBuffer,
     SamplerWithoutReplacement,
+    SliceSampler,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
 )
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 
 
 class Storage:
     """As TorchRL's, which need not be installed."""
 
     max_size = 7
+
+
+class PrioritizedSampler:
+    _alpha, _beta, _eps = 0.7, 0.9, 1e-8
 
 
 class Slices:
@@ -40,6 +48,10 @@ class HalfMade:
 
     def __repr__(self) -> str:
         raise AttributeError("'NoneType' object has no attribute '_is_full'")
+
+
+class RoundRobinWriter(HalfMade):
+    """As TorchRL's default."""
 
 
 def steps(count: int, first: int = 0) -> Any:
@@ -69,6 +81,16 @@ def test_what_is_drawn_is_what_was_added_with_its_nested_entries():
     assert set(buffer.sample(200)["action"].tolist()) == set(range(4, 11))
     assert torch.equal(batch["next", "obs"][:, 0], batch["action"] + 1.0)
     assert batch["next", "done"].dtype is torch.bool
+
+
+def test_the_info_of_a_plain_buffer_stands_beside_the_batch():
+    buffer = ReplayBuffer(storage=10, batch_size=4)
+    buffer.extend(steps(6))
+    batch, info = buffer.sample(return_info=True)
+    assert info["index"].tolist() == batch["action"].tolist()
+    assert "index" not in batch.keys()  # noqa: SIM118
+    assert buffer.sample(2).batch_size == (2,)
+    assert next(iter(buffer)).batch_size == (4,)
 
 
 @pytest.mark.parametrize("as_dict", [False, True])
@@ -106,6 +128,39 @@ def test_priorities_decide_what_is_drawn_and_weights_come_with_it():
     assert 1.5 < drawn[3] / drawn[2] < 2.6
 
 
+def test_an_update_of_a_step_that_is_gone_changes_no_other():
+    buffer = ReplayBuffer(storage=5, sampler=Prioritized(1.0, 1.0, 0.0))
+    old = buffer.extend(torch.arange(5.0))
+    buffer.extend(torch.arange(5.0, 12.0))
+    buffer.update_priority(old, torch.zeros(5))
+    assert set(buffer.sample(300).tolist()) == {7.0, 8.0, 9.0, 10.0, 11.0}
+    with pytest.raises(IndexError, match="1 of 2 steps are gone"):
+        buffer[[0, 11]]
+    assert buffer[2:4].tolist() == [9.0, 10.0]
+
+
+def test_steps_that_the_table_was_given_count_like_others():
+    """As of writers of other processes, of deletes, and of steps that wait for others."""
+    buffer = ReplayBuffer(storage=20, batch_size=4)
+    buffer.extend({"x": torch.arange(10)})
+    buffer.table.extend(x=np.arange(10, 20))
+    assert (len(buffer), buffer.write_count) == (20, 20)
+    assert buffer[12:14]["x"].tolist() == [12, 13]
+    assert buffer[:]["x"].tolist() == list(range(20))
+    buffer.table.delete(np.arange(5))
+    assert buffer[0:3]["x"].tolist() == [5, 6, 7]
+    assert buffer.write_count == 20
+    waiting = ReplayBuffer(storage=20)
+    waiting.extend({"obs": torch.arange(10.0), "reward": torch.zeros(10)})
+    waiting.table.source(view=Transitions(3))
+    assert len(waiting) == 8
+    assert waiting[0:3]["obs"].tolist() == [0.0, 1.0, 2.0]
+    filled = TensorDictReplayBuffer(storage=9, batch_size=2)
+    pytest.importorskip("tensordict")
+    filled.table.extend(obs=np.zeros((5, 3), np.float32))
+    assert filled.sample()["obs"].shape == (2, 3)
+
+
 def test_an_index_may_be_a_mask_a_negative_number_or_of_any_shape():
     buffer = ReplayBuffer(storage=8)
     buffer.extend({"x": torch.arange(10), "y": {"z": torch.zeros(10, 3)}})
@@ -131,6 +186,48 @@ def test_an_index_may_be_a_mask_a_negative_number_or_of_any_shape():
         assert dicts[-1].batch_size == ()
 
 
+def test_without_priorities_updates_do_nothing():
+    buffer = TensorDictReplayBuffer(storage=9, batch_size=3)
+    data = steps(5)
+    buffer.extend(data)
+    data["td_error"] = torch.ones(5)
+    buffer.update_tensordict_priority(data)
+    buffer.update_priority(0, 3.0)
+    assert buffer.sample().batch_size == (3,)
+
+
+def test_an_emptied_buffer_has_nothing_and_goes_on():
+    buffer = ReplayBuffer(storage=9, batch_size=3)
+    buffer.extend(torch.arange(5.0))
+    buffer.empty()
+    assert (len(buffer), buffer.write_count) == (0, 0)
+    with pytest.raises(NotEnoughData):
+        buffer.sample()
+    assert buffer.extend(torch.arange(2.0)).tolist() == [5, 6]
+    assert set(buffer.sample(30).tolist()) == {0.0, 1.0}
+    buffer.empty(empty_write_count=False)
+    buffer.extend(torch.arange(3.0))
+    assert buffer.write_count == 5
+    again = ReplayBuffer(storage=9)
+    again.load_state_dict(buffer.state_dict())
+    assert (len(again), again.write_count) == (3, 5)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["into a new one", "into a used one"])
+def test_what_is_loaded_is_drawn_by_the_buffers_own_sampler(used):
+    saved = ReplayBuffer(storage=9, sampler=Uniform())
+    saved.extend(torch.arange(5.0))
+    buffer = ReplayBuffer(storage=9, sampler=Prioritized(1.0), batch_size=3)
+    table = buffer.table
+    if used:
+        buffer.extend(torch.arange(3.0))
+    buffer.load_state_dict(saved.state_dict())
+    assert buffer.table is table  # a loader may read it
+    assert buffer.table.sampler.prioritized
+    buffer.update_priority(3, 1e9)
+    assert set(buffer.sample(20).tolist()) == {3.0}
+
+
 @pytest.mark.parametrize("used", [False, True], ids=["into a new one", "into a used one"])
 def test_states_and_folders_hold_everything(tmp_path, used):
     buffer = TensorDictReplayBuffer(storage=9, sampler=Prioritized(), batch_size=3)
@@ -152,6 +249,19 @@ def test_states_and_folders_hold_everything(tmp_path, used):
         assert again.table.sampler.prioritized
 
 
+def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
+    buffer = ReplayBuffer(storage=9, batch_size=3, transform=lambda batch: batch * 2)
+    assert buffer.append_transform(lambda batch: batch + 1) is buffer
+    buffer.extend(torch.arange(4.0))
+    batch, info = buffer.sample(return_info=True)
+    assert torch.equal(batch, info["index"] * 2.0 + 1)
+    theirs = type("Compose", (), {"__module__": "torchrl.envs.transforms", "__call__": id})()
+    with pytest.raises(ConfigError, match="Compose is a transform of TorchRL"):
+        buffer.append_transform(theirs)
+    with pytest.raises(ConfigError, match="function of the batch"):
+        ReplayBuffer(storage=9, transform=3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -159,6 +269,7 @@ def test_states_and_folders_hold_everything(tmp_path, used):
         ({"storage": [1, 2]}, "number of steps"),
         ({"sampler": Slices()}, "sampler=Slices"),
         ({"sampler": SliceSamplerWithoutReplacement}, "Sequences"),
+        ({"sampler": lambda: SliceSampler(num_slices=2, span=1)}, "span"),
         ({"writer": HalfMade()}, "writer=<HalfMade>.* oldest"),
         ({"sampler": HalfMade()}, "sampler=HalfMade"),
         ({"storage": HalfMade()}, "storage=<HalfMade>"),
@@ -171,14 +282,39 @@ def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
         ReplayBuffer(**arguments)
 
 
-def test_a_batch_size_is_needed():
-    buffer = ReplayBuffer(storage=9, sampler=PrioritizedSampler(9, 0.7, 0.9), prefetch=None)
+def test_a_batch_size_is_needed_and_samplers_of_torchrl_are_taken_by_name():
+    buffer = ReplayBuffer(storage=9, sampler=PrioritizedSampler(), prefetch=None)
     assert buffer.table.sampler.alpha == 0.7
     assert isinstance(ReplayBuffer(storage=3).table.sampler, Uniform)
     with pytest.raises(ConfigError, match="batch_size"):
         buffer.sample()
     with pytest.raises(ConfigError, match="takes TensorDicts"):
         TensorDictReplayBuffer(storage=3).extend({"x": torch.zeros(2)})
+
+
+def test_a_loader_reads_the_table():
+    buffer = ReplayBuffer(storage=50)
+    buffer.extend({"x": np.arange(20.0, dtype=np.float32)})
+    with AsyncDataLoader(buffer.table, 8, num_workers=0) as loader:
+        batch = next(loader)
+    assert torch.equal(batch["x"], batch["index"].float())
+
+
+def test_the_code_of_the_guide_that_needs_tensordict_runs():
+    pytest.importorskip("tensordict")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "torchrl.md").read_text()
+    blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    for code in blocks:
+        exec(compile(code, "torchrl.md", "exec"), {})
+
+
+def test_without_tensordict_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensordict", None)
+    from async_loader.compat.torchrl.replay_buffer import tensordict
+
+    with pytest.raises(MissingExtra, match=r"async_loader\[torchrl\]"):
+        tensordict()
 
 
 # -- samplers and buffers by TorchRL's names -------------------------------------------------------
@@ -188,6 +324,19 @@ def numbered(count: int, **settings: Any) -> ReplayBuffer:
     buffer = ReplayBuffer(storage=count, **settings)
     buffer.extend({"x": torch.arange(count)})
     return buffer
+
+
+def test_what_changes_no_batch_is_taken():
+    buffer = ReplayBuffer(
+        storage=lambda: Storage(),
+        prefetch=3,
+        writer=RoundRobinWriter,
+        dim_extend=0,
+        transport="auto",
+        sampler=SamplerWithoutReplacement,
+    )
+    assert isinstance(buffer.table.sampler, SamplerWithoutReplacement)
+    assert ReplayBuffer(storage=3, writer=RoundRobinWriter()).table.capacity == 3
 
 
 @pytest.mark.parametrize("rows", [12, 7, 1])
@@ -215,6 +364,106 @@ def test_passes_without_replacement_have_each_step_once(rows, drop_last, shuffle
             assert set(seen) <= set(range(rows))
             orders.add(tuple(seen))
     assert (len(orders) > 1) == (shuffle and rows > 1)
+
+
+def test_a_write_begins_a_pass_anew_and_a_loop_that_was_left_goes_on():
+    buffer = numbered(8, sampler=SamplerWithoutReplacement(), batch_size=3)
+    first = next(iter(buffer))["x"].tolist()
+    rest = [x for batch in buffer for x in batch["x"].tolist()]
+    assert sorted(first + rest) == list(range(8))
+    buffer.sample()
+    buffer.add({"x": torch.tensor(8)})
+    assert sorted(x for batch in buffer for x in batch["x"].tolist()) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_pass_goes_on_where_it_was_saved(by_path, tmp_path):
+    buffer = numbered(9, sampler=SamplerWithoutReplacement(), batch_size=2)
+    buffer.sample()
+    other = ReplayBuffer(storage=9, sampler=SamplerWithoutReplacement(), batch_size=2)
+    if by_path:
+        buffer.dumps(tmp_path)
+        other.loads(tmp_path)
+    else:
+        other.load_state_dict(buffer.state_dict())
+    assert [b["x"].tolist() for b in other] == [b["x"].tolist() for b in buffer]
+
+
+def episodes(lengths: list[int], **more: Any) -> dict[str, Any]:
+    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    step = torch.cat([torch.arange(one) for one in lengths])
+    done = torch.cat([torch.arange(one) == one - 1 for one in lengths])[:, None]
+    return {"number": number, "step": step, "next": {"done": done}, **more}
+
+
+@pytest.mark.parametrize("by", ["end_key", "end_keys", "traj_key", "episode", "theirs"])
+@pytest.mark.parametrize("settings", [{"slice_len": 4}, {"num_slices": 5}])
+@pytest.mark.parametrize("cached", [False, True])
+def test_slices_are_parts_of_trajectories_each_as_likely(by, settings, cached):
+    settings = {"cache_values": cached, **settings}
+    data = episodes([6, 40, 4, 3])
+    if by == "end_key":
+        settings["end_key"] = ("next", "done")
+    elif by == "end_keys":
+        settings["end_keys"] = [("next", "gone"), ("next", "done")]
+    elif by == "traj_key":
+        settings["traj_key"] = "number"
+    elif by == "episode":
+        data["episode"] = data["number"]
+        data["next"]["done"][:] = False
+    sampler: Any = SliceSampler(**settings)
+    if by == "theirs":
+        their = {"num_slices": None, "slice_len": None, "span": (False, False), **settings}
+        sampler = type("SliceSampler", (), {**their, "traj_key": "number", "_fetch_traj": True})()
+    buffer = ReplayBuffer(storage=53, sampler=sampler, batch_size=20, seed=0)
+    buffer.extend(data)
+    numbers = []
+    for _ in range(80):
+        batch, info = buffer.sample(return_info=True)
+        number, step = batch["number"].reshape(5, 4), batch["step"].reshape(5, 4)
+        assert torch.equal(step, step[:, :1] + torch.arange(4))
+        assert torch.equal(number, number[:, :1].expand(5, 4))
+        assert info["index"].shape == (20,)
+        truncated = info["next", "truncated"]
+        assert truncated.shape == (20, 1)
+        assert truncated.reshape(5, 4).tolist() == [[False, False, False, True]] * 5
+        assert torch.equal(info["next", "done"], batch["next"]["done"] | truncated)
+        assert not info["next", "terminated"].any()
+        numbers += number[:, 0].tolist()
+    counts = np.bincount(numbers, minlength=4)
+    assert counts[3] == 0
+    assert (counts[:3] > 90).all()
+    buffer.extend(
+        {**episodes([50]), **({"episode": torch.full((50,), 9)} if by == "episode" else {})}
+    )
+    assert (buffer.sample()["number"] == 0).any()
+
+
+def test_shorter_trajectories_are_shown_whole_unless_lengths_are_strict():
+    tensordict = pytest.importorskip("tensordict")
+    data = episodes([2, 3], is_init=torch.tensor([True, False] * 2 + [False])[:, None])
+    sampler = SliceSampler(slice_len=4, strict_length=False)
+    buffer = TensorDictReplayBuffer(storage=9, sampler=sampler, batch_size=8)
+    buffer.extend(tensordict.TensorDict(data, batch_size=[5]))
+    for _ in range(20):
+        batch = buffer.sample()
+        ends = batch["next", "truncated"].flatten().nonzero().flatten().tolist()
+        assert len(ends) == 2
+        for first, last in zip((0, ends[0] + 1), ends, strict=True):
+            number = int(batch["number"][first])
+            assert batch["step"][first : last + 1].tolist() == list(range(2 + number))
+            assert batch["is_init"][first]
+        assert len(batch) == ends[-1] + 1
+    buffer = ReplayBuffer(storage=9, sampler=SliceSampler(num_slices=2), batch_size=8)
+    with pytest.raises(NotEnoughData, match="empty"):
+        buffer.sample()
+    buffer.extend(data)
+    with pytest.raises(ConfigError, match=r"4 steps, and the longest trajectory 3"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="7 steps is no multiple of the 2 slices"):
+        buffer.sample(7)
+    with pytest.raises(ConfigError, match="one of num_slices and slice_len"):
+        SliceSampler()
 
 
 def test_buffers_with_priorities_have_the_names_and_weights_of_torchrl():

@@ -10,6 +10,7 @@ from async_loader.compat.torchrl.samplers import (
     PrioritizedSampler,
     RandomSampler,
     SamplerWithoutReplacement,
+    SliceSampler,
 )
 from async_loader.compat.torchrl.tensordict_replay_buffer import (
     PrioritizedReplayBuffer,
@@ -24,6 +25,7 @@ __all__ = [
     "RandomSampler",
     "ReplayBuffer",
     "SamplerWithoutReplacement",
+    "SliceSampler",
     "TensorDictPrioritizedReplayBuffer",
     "TensorDictReplayBuffer",
 ]

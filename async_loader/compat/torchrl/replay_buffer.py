@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,16 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader import tree
-from async_loader.compat.saved_table import SavedTable
-from async_loader.compat.torchrl.samplers import (
-    SamplerWithoutReplacement,
+from async_loader.compat.saved_table import SavedTable, column_of
+from async_loader.compat.torchrl.arguments import (
     capacity_of,
     checked_transform,
     refuse,
     sampler_of,
 )
-from async_loader.errors import ConfigError, of_extra
+from async_loader.compat.torchrl.samplers import Key, SamplerWithoutReplacement, dotted
+from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import parts_of
@@ -45,8 +45,9 @@ class ReplayBuffer:
     storage : int | Storage
         How many steps; of a storage of TorchRL its ``max_size``.
     sampler : Sampler, optional
-        `SamplerWithoutReplacement`, `PrioritizedSampler`, `RandomSampler`, which is the default:
-        those of this module. Or a sampler of this package, as `Prioritized`.
+        `SamplerWithoutReplacement`, `SliceSampler`, `PrioritizedSampler`, `RandomSampler`, which is
+        the default: those of this module or TorchRL's own. Or a sampler of this package, as
+        `Prioritized`.
     batch_size : int, optional
         Of `sample`, where that is not told.
     transform : callable, optional
@@ -88,7 +89,9 @@ class ReplayBuffer:
         ]
         self._pin_memory = pin_memory
         self.batch_size = batch_size
-        self.table = Table(capacity_of(storage), sampler=sampler_of(sampler), seed=seed)
+        order, self._slices = sampler_of(sampler)
+        self._random = np.random.default_rng(seed)
+        self.table = Table(capacity_of(storage), sampler=order, seed=seed)
         self._before = 0  # steps that count in `write_count` beside the table's
 
     _kind = "dict"
@@ -137,12 +140,12 @@ class ReplayBuffer:
             That of the constructor by default.
         return_info : bool
             Whether to return ``(batch, info)``: ``index``, and ``priority_weight`` where the
-            sampler has weights.
+            sampler has weights; of slices where they begin and end.
 
         Raises
         ------
         ConfigError
-            Without a batch size.
+            Without a batch size. With slices: if no trajectory is long enough.
         NotEnoughData
             If the buffer is empty.
         """
@@ -151,19 +154,41 @@ class ReplayBuffer:
             batch = one(batch)
         return (batch, info) if return_info else batch
 
-    def _draw(self, batch_size: int | None) -> tuple[Any, dict[str, torch.Tensor]]:
+    def _draw(self, batch_size: int | None) -> tuple[Any, dict[Key, torch.Tensor]]:
         count = self.batch_size if batch_size is None else batch_size
         if count is None:
             raise ConfigError("no batch_size: give it to the constructor, or to sample()")
-        with self._passes() as order:
-            count = count if order is None else order.most(count)
-        batch = self.table.sample(count, batch_format="torch")
+        marks: dict[Key, torch.Tensor] = {}
+        if self._slices is not None:
+            batch, marks = self._sliced(count)
+        else:
+            with self._passes() as order:
+                count = count if order is None else order.most(count)
+            batch = self.table.sample(count, batch_format="torch")
         if self._pin_memory:
-            batch = tree.transform(batch, torch.Tensor.pin_memory)
-        info = {"index": batch.pop("index")}
+            batch = _pinned(batch)
+        info: dict[Key, torch.Tensor] = {"index": batch.pop("index"), **marks}
         if "weight" in batch:
             info["priority_weight"] = batch.pop("weight")
         return self._delivered(batch, (len(info["index"]),)), info
+
+    def _sliced(self, count: int) -> tuple[dict[str, Any], dict[Key, torch.Tensor]]:
+        """Return the steps of slices, and the entries that say where these begin and end."""
+        slices, every = self._slices, self._all_ids()
+        assert slices is not None
+        if not len(every):
+            raise NotEnoughData("cannot draw slices, the buffer is empty: add steps", count, 0)
+        schema = self.table.schema
+        stored = {field.name for field in schema.fields} if schema is not None else set()
+
+        def column(name: str, ids: Ids) -> Array | None:
+            return column_of(self.table, name, ids) if name in stored else None
+
+        version = self.table.stats().inserted, len(every), int(every[0])
+        ids, lengths = slices.draw(count, every, version, column, self._random)
+        marks = slices.marks(lengths, lambda key: column(dotted(key), ids))
+        batch = {**_tensors(self._steps(ids)), "index": torch.from_numpy(ids)}
+        return batch, {key: torch.from_numpy(value) for key, value in marks.items()}
 
     @contextlib.contextmanager
     def _passes(self) -> Iterator[SamplerWithoutReplacement | None]:
@@ -186,11 +211,7 @@ class ReplayBuffer:
             For a step that is gone, and for what is no index.
         """
         ids = self._ids(index)
-
-        def shaped(rows: Array) -> torch.Tensor:
-            return torch.from_numpy(rows.reshape((*ids.shape, *rows.shape[1:])))
-
-        batch = tree.transform(self._steps(ids.reshape(-1)), shaped)
+        batch = _shaped(_tensors(self._steps(ids.reshape(-1))), ids.shape)
         return self._delivered(batch, ids.shape)
 
     def _steps(self, ids: Ids) -> dict[str, Any]:
@@ -206,7 +227,8 @@ class ReplayBuffer:
             part: Ids = self._all_ids()[index]
             return part
         ids = np.asarray(index)
-        ids = ids if ids.size or ids.dtype.kind == "b" else ids.astype(np.int64)  # an empty list
+        if not ids.size and ids.dtype.kind == "f":  # an empty list
+            ids = ids.astype(np.int64)
         if ids.dtype.kind == "b":
             every = self._all_ids()
             if ids.shape != every.shape:
@@ -215,12 +237,13 @@ class ReplayBuffer:
             return masked
         if ids.dtype.kind not in "iu":
             raise IndexError(f"an index is whole numbers, a mask or a slice, not {ids.dtype}")
+        ids = ids.astype(np.int64)
         if (ids < 0).any():
             every = self._all_ids()
             if (ids < -len(every)).any():
                 raise IndexError(f"index {ids.min()} of {len(every)} steps")
             ids = np.where(ids < 0, every[np.minimum(ids, -1)], ids)
-        return ids.astype(np.int64)
+        return ids
 
     def _all_ids(self) -> Ids:
         """Return the ids of all steps that can be drawn, the oldest first."""
@@ -256,13 +279,13 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, for ``torch.save``."""
-        saved = {} if self.table.schema is None else SavedTable.of(self.table, None).files
-        files = {
+        files = {} if self.table.schema is None else SavedTable.of(self.table, None).files
+        tensors = {
             path: torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            for path, content in saved.items()
+            for path, content in files.items()
             if content
         }
-        return {"files": files, "before": self._before, "kind": self._kind}
+        return {"files": tensors, "before": self._before, "kind": self._kind}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Become what was saved, within this buffer's capacity."""
@@ -305,16 +328,45 @@ class ReplayBuffer:
         return None
 
     def _stacked(self, steps: list[Any]) -> Any:
+        if hasattr(steps[0], "to_dict"):
+            return torch.stack(steps)
         if isinstance(steps[0], dict):
             return {key: self._stacked([one[key] for one in steps]) for key in steps[0]}
-        whole = hasattr(steps[0], "to_dict")
-        return torch.stack(steps if whole else [torch.as_tensor(one) for one in steps])
+        return torch.stack([torch.as_tensor(one) for one in steps])
 
     def _delivered(self, batch: dict[str, Any], shape: tuple[int, ...]) -> Any:
         if self._kind == "tensordict":
-            tensordict = of_extra("tensordict", "torchrl")
-            return tensordict.TensorDict(batch, batch_size=shape)
+            return tensordict().TensorDict(batch, batch_size=shape)
         return batch[_VALUE] if self._kind == "value" else batch
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(table={self.table!r}, batch_size={self.batch_size})"
+
+
+def tensordict() -> Any:
+    """Import tensordict. Raises MissingExtra."""
+    try:
+        return importlib.import_module("tensordict")
+    except ImportError as error:
+        raise MissingExtra(
+            'tensordict is not installed: pip install "async_loader[torchrl]"'
+        ) from error
+
+
+def _tensors(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _tensors(value) for key, value in batch.items()}
+    return torch.from_numpy(batch)
+
+
+def _shaped(batch: Any, shape: tuple[int, ...]) -> Any:
+    """Return a batch of rows in another shape, ``()`` for one row."""
+    if isinstance(batch, dict):
+        return {key: _shaped(value, shape) for key, value in batch.items()}
+    return batch.reshape((*shape, *batch.shape[1:]))
+
+
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: _pinned(value) for key, value in batch.items()}
+    return batch.pin_memory()

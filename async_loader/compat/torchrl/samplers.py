@@ -1,4 +1,4 @@
-"""TorchRL's samplers and arguments, as those of a table."""
+"""TorchRL's samplers, as those of a table."""
 
 from __future__ import annotations
 
@@ -8,95 +8,12 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import describe
+from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.samplers import Draw, Fifo, Prioritized, Uniform
-from async_loader.replay.samplers.sampler import Priorities, Rows, Sampler, check_sampler
-
-_ELSEWHERE = {
-    "writer": "a table overwrites its oldest steps, as TorchRL's default does: leave it out",
-    "shared": "other processes write to a feeder (connect('embedded', ...)): leave it out",
-    "dim_extend": "extend() takes steps along the first dimension: leave it out",
-    "sample_unit": "buffer.table.source(view=Sequences(...)) gives sequences: leave it out",
-    "transform_factory": "give transform=, a function of the batch",
-    "generator": "give seed=",
-    "consume_after_n_samples": "async_loader.ReplayBuffer has max_times_sampled=: leave it out",
-}
-_OF_SPEED = {"prefetch", "compilable", "delayed_init", "dtype", "sampler_device"}
-"""They change no batch. A loader of ``buffer.table`` makes batches ahead."""
-
-
-def capacity_of(storage: object) -> int:
-    """Return how many steps a storage of TorchRL would hold; an int as it is.
-
-    Raises
-    ------
-    ConfigError
-        For anything else.
-    """
-    storage = storage() if callable(storage) else storage
-    size = getattr(storage, "max_size", storage)
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise ConfigError(
-            f"storage={describe(storage)}: give the number of steps, or a storage that has a "
-            "max_size"
-        )
-    if len(storage) if hasattr(storage, "__len__") else 0:
-        raise ConfigError(
-            "storage= holds steps already, and a table has memory of its own: extend() with them"
-        )
-    return size
-
-
-def sampler_of(sampler: Any) -> Sampler:
-    """Return the sampler of a table; ``sampler`` may be a function that makes one.
-
-    Raises
-    ------
-    ConfigError
-        For those of TorchRL.
-    """
-    made = sampler() if callable(sampler) else sampler
-    if made is None:
-        return Uniform()
-    if isinstance(made, Sampler):
-        return check_sampler("sampler", made)
-    raise ConfigError(
-        f"sampler={type(made).__name__}: import samplers from async_loader.compat.torchrl, which "
-        "has TorchRL's, or from async_loader, as Prioritized(alpha, beta); parts of trajectories "
-        "come by buffer.table.source(view=Sequences(...))"
-    )
-
-
-def checked_transform(transform: object) -> Callable[[Any], Any]:
-    """Return a transform if it is a function of the batch.
-
-    Raises
-    ------
-    ConfigError
-        For one of TorchRL's, which also changes what is written and keeps state.
-    """
-    if type(transform).__module__.split(".")[0] == "torchrl":
-        raise ConfigError(
-            f"{type(transform).__name__} is a transform of TorchRL, which may change what is "
-            "stored too: give a function of the batch, as in transform=lambda batch: ..., and "
-            "transform what you add before"
-        )
-    if not callable(transform):
-        raise ConfigError(f"transform={describe(transform)}: give a function of the batch")
-    return transform
-
-
-def refuse(others: dict[str, Any]) -> None:
-    """Raise ConfigError for arguments that mean something else here. Those that are off, and those
-    of speed alone, are ignored.
-    """
-    for name, value in others.items():
-        if name not in _OF_SPEED and value:
-            remedy = _ELSEWHERE.get(name, "leave it out")
-            raise ConfigError(f"{name}={describe(value)} of TorchRL's buffer is not here: {remedy}")
-
+from async_loader.replay.samplers.sampler import Priorities, Rows, Sampler
 
 _NO_ROWS = np.empty(0, np.int64)
+Key = str | tuple[str, ...]
 
 
 class SamplerWithoutReplacement(Fifo):
@@ -167,6 +84,186 @@ class SamplerWithoutReplacement(Fifo):
 
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
+
+
+class SliceSampler:
+    """Parts of trajectories, one behind the other: ``num_slices`` in a batch, or as many of
+    ``slice_len`` steps as make a batch.
+
+    Each is of a trajectory that is drawn uniformly, and begins at a step of it that is drawn
+    uniformly. Cost: O(steps in the buffer) a batch, or with ``cache_values`` after each write.
+
+    Parameters
+    ----------
+    num_slices, slice_len : int, optional
+        One of the two.
+    end_key, end_keys : str | tuple of str, and a sequence of them, optional
+        Entries that are true at a trajectory's last step, ``("next", "done")`` by default.
+    traj_key : str | tuple of str, optional
+        The entry with the number of a step's trajectory; unless given or ``end_key`` is,
+        ``("collector", "traj_ids")`` or ``"episode"`` where steps have them.
+    cache_values : bool
+        Whether trajectories are looked for after a write alone.
+    truncated_key : str | tuple of str | None
+        The entry of a batch that is true at each slice's last step; ``done`` beside it too.
+    init_key : str | tuple of str | None
+        The entry, where steps have it, that becomes true at each slice's first step.
+    strict_length : bool
+        Whether trajectories that are shorter than a slice are left out, not shown whole.
+    **others
+        Arguments of TorchRL's that change what is drawn are refused.
+
+    Raises
+    ------
+    ConfigError
+    """
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        end_key: Key | None = None,
+        end_keys: Any = None,
+        traj_key: Key | None = None,
+        cache_values: bool = False,
+        truncated_key: Key | None = ("next", "truncated"),
+        init_key: Key | None = "is_init",
+        strict_length: bool = True,
+        **others: Any,
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise ConfigError("a SliceSampler takes one of num_slices and slice_len")
+        for name in ("pad_output", "span", "fragmented", "ends", "trajectories"):
+            given = others.get(name)
+            if given is not None and np.any(given):
+                raise ConfigError(f"{name}= of TorchRL's SliceSampler is not here: leave it out")
+        self.num_slices, self.slice_len = num_slices, slice_len
+        self._ends = tuple(map(dotted, end_keys or (end_key or ("next", "done"),)))
+        self._trajectories = (
+            (dotted(traj_key),)
+            if traj_key is not None
+            else ()
+            if end_key or end_keys
+            else ("collector.traj_ids", "episode")
+        )
+        self.cache_values, self.strict_length = cache_values, strict_length
+        self.truncated_key, self.init_key = truncated_key, init_key
+        self._known: tuple[object, Ids] = None, _NO_ROWS
+
+    def draw(
+        self,
+        count: int,
+        ids: Ids,
+        version: object,
+        column: Callable[[str, Ids], Array | None],
+        random: np.random.Generator,
+    ) -> tuple[Ids, Ids]:
+        """Draw slices. Return the ids of their steps, and the length of each.
+
+        Parameters
+        ----------
+        count : int
+            Steps of a batch.
+        ids : int64 array
+            All steps, the oldest first.
+        version : object
+            Changes with each write.
+        column : callable
+            Returns a field of steps by its dotted name and their ids; ``None``: they have none.
+        random : Generator
+
+        Raises
+        ------
+        ConfigError
+            If ``count`` is no multiple, or no trajectory is long enough.
+        """
+        parts = self.num_slices or count // (self.slice_len or 1)
+        length = self.slice_len or count // parts
+        if not count or parts * length != count:
+            raise ConfigError(
+                f"a batch of {count} steps is no multiple of the {self.num_slices or length} "
+                f"{'slices' if self.num_slices else 'steps of a slice'}: change batch_size"
+            )
+        starts, lengths = self._starts(ids, version, column)
+        if self.strict_length:
+            enough = lengths >= length
+            if not enough.any():
+                raise ConfigError(
+                    f"slices have {length} steps, and the longest trajectory {lengths.max()}: add "
+                    "steps, or use a shorter slice or strict_length=False"
+                )
+            starts, lengths = starts[enough], lengths[enough]
+        which = random.integers(len(starts), size=parts)
+        shown = np.minimum(lengths[which], length)
+        first = starts[which] + random.integers(lengths[which] - shown + 1)
+        within = np.arange(shown.sum()) - np.repeat(np.cumsum(shown) - shown, shown)
+        return ids[np.repeat(first, shown) + within], shown
+
+    def _starts(
+        self, ids: Ids, version: object, column: Callable[[str, Ids], Array | None]
+    ) -> tuple[Ids, Ids]:
+        """Return where trajectories begin among ``ids``, and how many steps they have."""
+        if not self.cache_values or self._known[0] != version:
+            last = np.diff(ids, append=-1) != 1
+            last[:-1] |= self._changes(ids, column)
+            self._known = version, np.concatenate(([0], np.flatnonzero(last) + 1))
+        bounds = self._known[1]
+        return bounds[:-1], np.diff(bounds)
+
+    def _changes(self, ids: Ids, column: Callable[[str, Ids], Array | None]) -> Bools:
+        """Return for each step but the last whether the next one is of another trajectory."""
+        for name in self._trajectories:
+            values = column(name, ids)
+            if values is not None:
+                flat = values.reshape(len(ids), -1)
+                changes: Bools = np.any(flat[1:] != flat[:-1], axis=1)
+                return changes
+        found = [values for name in self._ends if (values := column(name, ids)) is not None]
+        if not found:
+            raise ConfigError(
+                f"steps have none of the entries {', '.join(self._trajectories + self._ends)}: "
+                "give end_key= or traj_key="
+            )
+        every = [np.any(one.reshape(len(ids), -1)[:-1], axis=1) for one in found]
+        ends: Bools = np.any(every, axis=0)
+        return ends
+
+    def marks(self, lengths: Ids, entry: Callable[[Key], Array | None]) -> dict[Key, Array]:
+        """Return the entries that say where the slices of a batch begin and end.
+
+        ``entry``: returns one that the steps have.
+        """
+        made: dict[Key, Array] = {}
+        total = int(lengths.sum())
+        last, first = np.zeros(total, np.bool_), np.zeros(total, np.bool_)
+        last[np.cumsum(lengths) - 1] = True
+        first[np.cumsum(lengths) - lengths] = True
+
+        def mark(key: Key, at: Bools, old: Array | None) -> None:
+            shape = (total, 1) if old is None else old.shape
+            made[key] = np.broadcast_to(at.reshape(-1, *(1 for _ in shape[1:])), shape).copy()
+            if old is not None:
+                made[key] |= old.astype(np.bool_)
+
+        if self.truncated_key is not None:
+            done, terminated = (beside(self.truncated_key, one) for one in ("done", "terminated"))
+            mark(self.truncated_key, last, entry(self.truncated_key))
+            mark(done, last, entry(done))
+            mark(terminated, np.zeros(total, np.bool_), entry(terminated))
+        if self.init_key is not None and (old := entry(self.init_key)) is not None:
+            mark(self.init_key, first, old)
+        return made
+
+
+def dotted(key: Key) -> str:
+    """Return a key of TorchRL's as the name of a table's field."""
+    return key if isinstance(key, str) else ".".join(key)
+
+
+def beside(key: Key, name: str) -> Key:
+    """Return the key of another entry in the same place."""
+    return name if isinstance(key, str) else (*key[:-1], name)
 
 
 def PrioritizedSampler(

@@ -178,6 +178,7 @@ class Client:
             said = weights.publish(connection, name, packed, version, deadline, known)
             if said.newest:
                 self._published[name] = max(known, version)
+                connection.old_rows.newest[name] = version
         finally:
             self._publishing.release()
         ended = not said.newest and said.run not in (None, connection.client)
@@ -245,6 +246,7 @@ class Client:
         )
         if not isinstance(found, weights.Missing):
             self._runs[name] = found.run
+            self._connection.old_rows.newest[name] = found.version
         return found
 
     def lost(self, table: str) -> dict[int, int]:

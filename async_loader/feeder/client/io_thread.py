@@ -37,6 +37,7 @@ from async_loader.feeder.client.calls import Calls
 from async_loader.feeder.client.channel import Channel, Failure, failure_of, guarded
 from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.notifier import Waker, forks
+from async_loader.feeder.client.old_rows import OldRows
 from async_loader.feeder.client.session import Action, Session
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.curve_keys import ClientKeys
@@ -88,6 +89,7 @@ class IoThread:
         The endpoint of the next attempt to connect: see `Connection.move`.
     fate : callable
         Returns the error of a server that will not come back, or None. Asked while it is lost.
+    old_rows : OldRows
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
@@ -109,7 +111,7 @@ class IoThread:
         self.clock, self._keys, self._name = clock, keys, name
         self.fate: Callable[[], AsyncLoaderError | None] = lambda: None
         self.session = Session(clock(), wait_s, random.random)
-        self.limits = Limits()
+        self.limits, self.old_rows = Limits(), OldRows(clock)
         self.incarnation, self.servers, self._numbers = b"", 0, 0
         self._pid, self._generation = os.getpid(), forks.generation
         self.client = client or secrets.token_bytes(16)

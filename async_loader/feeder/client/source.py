@@ -430,7 +430,10 @@ class RemoteSource:
         if structure is None or schema is not structure.schema:
             structure = self._structure = structure_of(schema, channel.eta is not None, self._goals)
         body, lease = received.body, received.lease
-        batch = structure.batch(body.arrays(), received.server)
+        columns = body.arrays()
+        if channel.leased:
+            self._connection.old_rows.look(channel.wanted.table, schema, columns)
+        batch = structure.batch(columns, received.server)
         if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
             layout = body.slots.layout
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 
 import numpy as np
@@ -115,3 +116,20 @@ def test_old_rows_of_a_queue_are_ended_and_counted_and_let_the_actor_go_on():
             assert {int(v) for _ in range(12) for v in next(loader)["policy_version"]} == {3}
         stale = client.status()["tables"]["rollouts"]["stale"]
         assert sum(stale.values()) == 6 + 75
+
+
+def test_a_learner_is_warned_once_of_rows_far_behind(caplog):
+    with queue(64) as client, client.table("rollouts").writer() as writer:
+        client.publish("policy", WEIGHTS, version=0)
+        writer.extend(x=np.arange(64), policy_version=np.zeros(64, int))
+        writer.flush()
+        client.publish("policy", WEIGHTS, version=17)
+        with caplog.at_level(logging.WARNING, "async_loader"):
+            with AsyncDataLoader(client.table("rollouts"), batch_size=8) as loader:
+                for _ in range(4):
+                    next(loader)
+            client.table("rollouts").sample(8)
+        (said,) = [one.message for one in caplog.records]
+        assert "17 versions behind version 17" in said
+        assert "max_lag" in said
+        assert client.status()["tables"]["rollouts"]["policies"]["policy"]["batch_lag"] == 17
