@@ -75,9 +75,9 @@ class LeRobotSource:
         The features that batches have. By default all numbers and videos.
     windows : mapping of str to sequence of float, optional
         Seconds from the frame that is drawn, each a multiple of ``1 / fps``, as LeRobot's
-        ``delta_timestamps``: frames are counted. The feature is ``[batch, values, *shape]`` then.
-        Beyond the ends of the episode its first or last frame is shown, and ``NAME_is_pad``, bool
-        ``[batch, values]``, is true.
+        ``delta_timestamps``. The frames have to lie ``1 / fps`` apart. The feature is
+        ``[batch, values, *shape]`` then. Beyond the ends of the episode its first or last frame is
+        shown, and ``NAME_is_pad``, bool ``[batch, values]``, is true.
     episodes : sequence of int, optional
         Those that frames are drawn of. By default all.
     seed : int, optional
@@ -91,8 +91,9 @@ class LeRobotSource:
     Raises
     ------
     BadData
-        For parquet files that are missing or damaged, and for another version of the format.
-        Videos are opened when a frame of them is drawn.
+        For parquet files that are missing or damaged, for another version of the format, and with
+        windows for a timestamp that does not follow the one before by ``1 / fps``. Videos are
+        opened when a frame of them is drawn.
     ConfigError
         For arguments that cannot work.
     MissingExtra
@@ -130,12 +131,16 @@ class LeRobotSource:
         shown = {key: _window(key, at, self.fps, features) for key, at in (windows or {}).items()}
         kinds = {name: one for name, one in features.items() if name not in shapes}
         paths, _ = _paths(root, info, "data_path", meta, "data")
-        columns = read_columns(paths, {"index": ()} | {name: of for name, (_, of) in kinds.items()})
+        read = {"index": (), **{name: shape for name, (_, shape) in kinds.items()}}
+        moved = any(frames.any() for frames in shown.values())
+        columns = read_columns(paths, read | ({"timestamp": ()} if moved else {}))
         if not np.array_equal(columns["index"], np.arange(stop[-1])):
             raise Place(str(paths[-1])).error(
                 "index", f"the files do not hold the frames 0 to {stop[-1] - 1}, each once and in "
                 "order: download them again"
             )  # fmt: skip
+        if moved:
+            _check_times(columns["timestamp"], self._frames, start, self.fps, Place(str(root)))
         videos = {key: _videos(root, info, key, one, meta, self.fps) for key, one in shapes.items()}
         numbers = SharedArrays([columns[name].astype(dtype) for name, (dtype, _) in kinds.items()])
         images = {name: ("uint8", shape) for name, shape in shapes.items()}
@@ -319,6 +324,26 @@ def _videos(
     paths, file = _paths(root, info, "video_path", meta, prefix, video_key=key)
     first = np.rint(meta[f"{prefix}/from_timestamp"].astype(np.float64) * fps).astype(np.int64)
     return _Videos(paths, shape, file, first)
+
+
+def _check_times(times: Array, frames: Ids, start: Ids, fps: float, place: Place) -> None:
+    """Raise BadData for a frame that does not lie ``1 / fps`` after the one before it.
+
+    ``frames``: those that are drawn, whole episodes of them.
+    """
+    rounding = float(np.spacing(np.abs(times).max(where=np.isfinite(times), initial=0)))
+    later = frames[~np.isin(frames, start)]
+    apart = times.astype(np.float64)[later] - times.astype(np.float64)[later - 1]
+    wrong = ~(np.abs(apart - 1 / fps) <= _TOLERANCE + rounding)
+    if wrong.any():
+        at = int(wrong.argmax())
+        episode = int(np.searchsorted(start, later[at], side="right")) - 1
+        raise Place(place.file, episode).error(
+            "timestamp",
+            f"frame {later[at] - start[episode]} comes {apart[at]:.6g} s after the one before, "
+            f"and windows count on 1 / fps = {1 / fps:.6g} s: leave the episode out with "
+            "episodes=, or record it again",
+        )
 
 
 def _schema(

@@ -67,6 +67,7 @@ class PeerConnection:
 
     __slots__ = (
         "_ends",
+        "_epoll",
         "_out",
         "_put",
         "_sent",
@@ -89,6 +90,7 @@ class PeerConnection:
         self.known = self.listed = self.paused = self.deaf = self.ended = self.leaving = False
         self.refusals = self.mask = 0
         self.ends_at: float | None = None
+        self._epoll: Any = None
         self._out: deque[memoryview] = deque()
         self._ends: deque[int] = deque()  # end of each waiting message, in bytes since the start
         self._put = self._sent = 0
@@ -142,10 +144,11 @@ class PeerConnection:
     def watch(self, epoll: select.epoll, mask: int) -> None:
         """Wait for these events from now on; 0: for none."""
         before, self.mask = self.mask, mask
-        if not mask:
-            if before:
-                epoll.unregister(self.sock.fileno())
-        elif not before:
+        if before and (not mask or epoll is not self._epoll):
+            self._epoll.unregister(self.sock.fileno())
+            before = 0
+        self._epoll = epoll
+        if mask and not before:
             epoll.register(self.sock.fileno(), mask)
         elif mask != before:
             epoll.modify(self.sock.fileno(), mask)

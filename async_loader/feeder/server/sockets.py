@@ -2,8 +2,8 @@
 
 # NOTE [whose turn is next]
 Connections with messages wait in a queue of their plane. Each has a turn of some messages, and goes
-to the end of the queue. So a flood costs the others its turns, and no more; a flood of many
-connections as many turns.
+to the end of the queue. So a flood costs the others its turns, and no more. Connections without a
+session have a queue of their own, and a few turns in a round: a flood of many costs as few.
 
 # NOTE [strangers]
 A connection without a session may be any process. So all of them together hold no more memory than
@@ -36,6 +36,8 @@ _EVENTS = 4096
 _FOR_ANSWERS = 4  # times as many answers may wait: each was asked for, and none is sent later
 _TURN = 16
 """Messages of one connection before the others have their turn."""
+_STRANGERS = 4
+"""Connections without a session that are read, and that have their turn, in a round."""
 _PATIENCE = 16
 """Messages that cannot be read, or are of no session, before the connection is ended."""
 
@@ -89,12 +91,15 @@ class ServerSockets:
         self._mechanism, self._most, self._clock = mechanism, most, clock
         self._scratch = bytearray(_SCRATCH_BYTES)
         self._links: dict[int, PeerConnection] = {}  # oldest first
-        self._queues: dict[Plane, deque[PeerConnection]] = {plane: deque() for plane in Plane}
+        self._queues: dict[tuple[Plane, bool], deque[PeerConnection]] = {
+            (plane, known): deque() for plane in Plane for known in (False, True)
+        }
         self._held: dict[PeerConnection, int] = {}  # bytes of strangers
         self._due: float | None = None  # no connection's time is over before
         self._rest: float | None = None  # until when no connection is accepted
         self._wakes = False  # a session has parted
-        self._epoll = select.epoll()
+        self._epoll, self._strangers = select.epoll(), select.epoll()
+        self._epoll.register(self._strangers.fileno(), select.EPOLLIN)
         self._acceptor = Acceptor(self._make_room)
         try:
             for plane in Plane:
@@ -127,7 +132,9 @@ class ServerSockets:
         while True:
             events = self._epoll.poll(self._left_s(until), _EVENTS)
             now = self._clock()
-            others = [fd for fd, mask in events if self._handle(fd, mask, now)]
+            # the kernel gives each of them its turn
+            strangers = self._strangers.poll(0, _STRANGERS)
+            others = [fd for fd, mask in events + strangers if self._handle(fd, mask, now)]
             self._tidy(now)
             if others or self._backlog or self._wakes or (until is not None and now >= until):
                 self._wakes = False
@@ -148,12 +155,12 @@ class ServerSockets:
         link = self._links.get(fd)
         if link is None:
             if fd not in self._acceptor:
-                return True
+                return fd != self._strangers.fileno()
             self._accept(fd, now)
             return False
         try:
             if mask & select.EPOLLOUT and link.flush():
-                link.watch(self._epoll, select.EPOLLIN)
+                self._watch(link, select.EPOLLIN)
             if mask & ~select.EPOLLOUT and not link.ended:
                 self._read(link)
         except Exception:
@@ -190,11 +197,15 @@ class ServerSockets:
                 link = PeerConnection(sock, plane, Connection(self._mechanism(), *self._sizes))
                 self._links[sock.fileno()] = link
                 self._end_at(link, now + _HANDSHAKE_S)
-                link.watch(self._epoll, select.EPOLLIN)
+                self._watch(link, select.EPOLLIN)
                 self._answer(link)
         except OSError:
             self._rest = now + REST_S
             self._acceptor.rest(self._epoll)
+
+    def _watch(self, link: PeerConnection, mask: int) -> None:
+        """Wait for these events of a connection from now on; 0: for none."""
+        link.watch(self._epoll if link.known else self._strangers, mask)
 
     def _end_at(self, link: PeerConnection, moment: float) -> None:
         link.ends_at = moment
@@ -214,7 +225,7 @@ class ServerSockets:
         """End a connection. Received messages of one with a session can still be taken."""
         if link.ended:
             return
-        link.watch(self._epoll, 0)
+        self._watch(link, 0)
         del self._links[link.sock.fileno()]
         link.close()
         if link.known:
@@ -230,7 +241,7 @@ class ServerSockets:
             return
         if link.holds():
             link.paused = True
-            link.watch(self._epoll, 0)
+            self._watch(link, 0)
             return
         try:
             alive = link.read(self._scratch)
@@ -257,7 +268,7 @@ class ServerSockets:
 
     def _queue(self, link: PeerConnection) -> None:
         link.listed = True
-        self._queues[link.plane].append(link)
+        self._queues[link.plane, link.known].append(link)
 
     def _weigh(self, link: PeerConnection) -> None:
         """Note what a stranger holds; refuse those that hold most. See NOTE [strangers]."""
@@ -298,12 +309,12 @@ class ServerSockets:
             link.sock.shutdown(socket.SHUT_WR)
         link.leaving, link.paused = True, False
         self._end_at(link, self._clock() + _LAST_WORDS_S)
-        link.watch(self._epoll, select.EPOLLIN)
+        self._watch(link, select.EPOLLIN)
 
     def _answer(self, link: PeerConnection) -> None:
         link.answer()
         if link.unsent_bytes:
-            link.watch(self._epoll, link.mask | select.EPOLLOUT)
+            self._watch(link, link.mask | select.EPOLLOUT)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -312,9 +323,13 @@ class ServerSockets:
 
         See NOTE [whose turn is next].
         """
-        queue = self._queues[plane]
-        while queue and most > 0:
-            link = queue.popleft()
+        known, strangers = self._queues[plane, True], self._queues[plane, False]
+        turns = _STRANGERS
+        while (known or (strangers and turns > 0)) and most > 0:
+            if strangers and turns > 0:
+                link, turns = strangers.popleft(), turns - 1
+            else:
+                link, most = known.popleft(), most - 1
             messages, turn = link.connection.messages, _TURN
             try:
                 while messages and turn > 0 and most > 0 and link.refusals < _PATIENCE:
@@ -330,6 +345,7 @@ class ServerSockets:
         """Queue a connection again after its turn, read it on, or end it."""
         link.listed = False
         try:
+            self._watch(link, link.mask)  # it may have a session now
             self._go_on(link)
             self._weigh(link)
         except Exception:
@@ -354,7 +370,7 @@ class ServerSockets:
         if link.paused and not link.ended and not connection.messages and not connection.cut_short:
             link.paused = False
             mask = select.EPOLLOUT if link.unsent_bytes else 0
-            link.watch(self._epoll, select.EPOLLIN | mask)
+            self._watch(link, select.EPOLLIN | mask)
 
     def send(
         self,
@@ -377,7 +393,7 @@ class ServerSockets:
                 self._drop(route)
             return False
         if route.unsent_bytes and not route.paused:
-            route.watch(self._epoll, select.EPOLLIN | select.EPOLLOUT)
+            self._watch(route, select.EPOLLIN | select.EPOLLOUT)
         return True
 
     # -- the end ---------------------------------------------------------------------------------
@@ -391,4 +407,5 @@ class ServerSockets:
         for link in list(self._links.values()):
             link.empty(self._scratch)
             self._drop(link)
+        self._strangers.close()
         self._epoll.close()

@@ -303,7 +303,7 @@ def test_what_is_not_taken_stays_with_the_peer(where, size):
         assert {len(came[0]) for _, came in turn(ports, INSERT, 10**6, 50)} == {size}
 
 
-def test_a_flood_costs_others_a_turn_and_no_more(ports, peer):
+def test_a_flood_costs_others_a_few_turns_and_no_more(ports, peer):
     floods = [Flood(peer(INSERT), framed([b"flood"]) * 1000) for _ in range(5)]
     turn(ports)
     good = peer(INSERT)
@@ -314,9 +314,9 @@ def test_a_flood_costs_others_a_turn_and_no_more(ports, peer):
             one.push(1 << 20)
         good.sendall(framed([b"good"]))
         until(ports, lambda: link.connection.messages)
-        assert [frames for route, frames in ports.receive(INSERT, 96) if route is link] == [
-            [b"good"]
-        ]
+        # four that have no session have their turn in a round
+        two = [*ports.receive(INSERT, 96), *ports.receive(INSERT, 96)]
+        assert [frames for route, frames in two if route is link] == [[b"good"]]
 
 
 @pytest.mark.parametrize("held", ["large frames", "parts of frames", "messages", "empty frames"])
