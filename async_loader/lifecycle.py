@@ -115,8 +115,11 @@ class EventFd:
         return self._fd
 
     def ring(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._fd, 1)
+        """Make it readable; nothing if it is closed."""
+        fd = self._fd
+        if fd >= 0:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(fd, 1)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -62,7 +62,7 @@ class Learner:
         memory_acceptor = self.rig.server._memory
         record, fds = (offer or self.offer).pack(), [self.segment.fileno()]
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
+            asked = pool.submit(request, memory_acceptor.listener.path, record, fds, 20.0)
             while not asked.done():
                 if select.select([memory_acceptor.listener], [], [], 0.01)[0]:
                     memory_acceptor.listener.handle()
