@@ -93,6 +93,7 @@ ELSEWHERE = {
         "scale.cluster_settings",
         "scale.operations",
         "scale.shard_actor",
+        "scale.table",
     },
     "yaml": {"feeder"},
     "prometheus_client": {"observe.exporter"},

@@ -110,8 +110,8 @@ def test_a_column_that_does_not_fit_writes_no_row_of_any_field() -> None:
         (np.zeros(4), "is float64"),
         (np.zeros((4, 1), np.uint8), r"says \(rows,\)"),
         (np.zeros(5, np.uint8), "unequal length"),
-        ([1, 2, 3, 4], "takes one array"),
-        (7, "takes one array"),
+        ([1, 2, 3, 4], "many steps are one array"),
+        (7, "many steps are one array"),
         (None, "is NoneType"),
     ]:
         with pytest.raises(SchemaError, match=said):

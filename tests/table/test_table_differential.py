@@ -7,6 +7,7 @@ writer has added is compared after its `flush`: a feeder's ids come later than `
 
 from __future__ import annotations
 
+import re
 import contextlib
 import itertools
 import math
@@ -643,7 +644,9 @@ def check(call: Call, here: tuple[str, Any], there: tuple[str, Any]) -> None:
         return
     assert type(one) is type(other), said
     if isinstance(one, AsyncLoaderError):
-        assert str(one)[:_ALIKE] == str(other)[:_ALIKE], said
+        # a feeder may be asked in parts, each of which is counted by itself
+            here, there = (re.sub(r"\d+", "N", str(error))[:_ALIKE] for error in (one, other))
+            assert here == there, said
         assert vars(one) == vars(other), said
 
 

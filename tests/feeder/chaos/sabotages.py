@@ -72,9 +72,12 @@ def forgets_leases() -> None:
 
 def says_nothing_of_what_comes_again() -> None:
     """Rows that come back are delivered as if they were new."""
-    from async_loader.feeder.server.send_buffers import OutgoingBatch
+    from async_loader.feeder.server.reader_state import RequeuedRows
 
-    OutgoingBatch.mark_redelivered = lambda self: None
+    put = RequeuedRows.put
+    RequeuedRows.put = lambda self, schema, batch, seen=True, front=False: put(
+        self, schema, batch, False, front
+    )
 
 
 def takes_a_batch_for_used_when_it_was_sent() -> None:
