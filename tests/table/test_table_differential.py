@@ -7,10 +7,10 @@ writer has added is compared after its `flush`: a feeder's ids come later than `
 
 from __future__ import annotations
 
-import re
 import contextlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -645,8 +645,8 @@ def check(call: Call, here: tuple[str, Any], there: tuple[str, Any]) -> None:
     assert type(one) is type(other), said
     if isinstance(one, AsyncLoaderError):
         # a feeder may be asked in parts, each of which is counted by itself
-            here, there = (re.sub(r"\d+", "N", str(error))[:_ALIKE] for error in (one, other))
-            assert here == there, said
+        here, there = (re.sub(r"\d+", "N", str(error))[:_ALIKE] for error in (one, other))
+        assert here == there, said
         assert vars(one) == vars(other), said
 
 
