@@ -257,7 +257,9 @@ class TableClient(RemoteTable[RemoteSource]):
         most = max(1, min(_IDS, self._connection.limits.message_bytes // row - 1024))
         applied = 0
         with contextlib.suppress(ServerReplaced):  # the rest are rows of an earlier server
-            for at in range(0, len(arrays[0]), most):
+            for at in range(
+                0, len(arrays[0]) or 1, most
+            ):  # once at least: values are checked there
                 some = [one[at : at + most] for one in arrays]
                 specs = specs_of(dict(zip(columns, some[1:], strict=True)))
                 body = _CHANGES[change](table=self.name, count=len(some[0]), specs=specs)

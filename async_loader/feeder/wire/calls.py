@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import codes
-from async_loader.feeder.wire.codes import U64, Count, Name, Path, Text, Type
+from async_loader.feeder.wire.codes import U32, U64, Name, Path, Text, Type
 from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
@@ -81,7 +81,7 @@ class ById(OfTable, frozen=True, kw_only=True, omit_defaults=True):
     The values are arrays ``[count, ...]`` of ``specs``.
     """
 
-    count: Count
+    count: U32
     specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)] = ()
 
     def __post_init__(self) -> None:
