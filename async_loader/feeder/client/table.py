@@ -255,11 +255,9 @@ class TableClient(RemoteTable[RemoteSource]):
         arrays = [remote_ids(ids[here], server), *(one[here] for one in columns.values())]
         row = 1 + sum(one.nbytes for one in arrays) // max(1, len(arrays[0]))
         most = max(1, min(_IDS, self._connection.limits.message_bytes // row - 1024))
-        applied = 0
+        applied = 0  # without ids one message: values are checked there
         with contextlib.suppress(ServerReplaced):  # the rest are rows of an earlier server
-            for at in range(
-                0, len(arrays[0]) or 1, most
-            ):  # once at least: values are checked there
+            for at in range(0, len(arrays[0]) or int(not len(ids)), most):
                 some = [one[at : at + most] for one in arrays]
                 specs = specs_of(dict(zip(columns, some[1:], strict=True)))
                 body = _CHANGES[change](table=self.name, count=len(some[0]), specs=specs)
