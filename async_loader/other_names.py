@@ -245,7 +245,7 @@ RoundRobinWriter TensorDictRoundRobinWriter Writer -> a table overwrites its old
 TensorDictMaxValueWriter ImmutableDatasetWriter WriterEnsemble -> say
     async_loader.ReplayBuffer(remover=...), which decides what makes room
 Sampler -> derive from async_loader.Sampler
-SliceSamplerWithoutReplacement -> say AsyncDataLoader with buffer.table, an
+SliceSamplerWithoutReplacement -> say SliceSampler, or AsyncDataLoader with buffer.table, an
     async_loader.ReplayBuffer, and view=Sequences(length)
 PrioritizedSliceSampler -> say buffer.table, an async_loader.ReplayBuffer, with
     view=Sequences(length), sampler=Prioritized()

@@ -213,14 +213,14 @@ class Inserter:
         packed = streams.heads if rows.heads is None else rows.of(streams.numbers).tobytes()
         place = table.gather_batch(rows.columns, packed)
         if place >= 0:
-            ids = table.ids_at(place, len(rows))
+            ids = table.ids_at(place, rows.count)
         else:
             table.finish()
-            ids = np.empty(len(rows), np.int64)
-            table.write(_source(table, rows, streams.numbers), len(ids), ids)
+            ids = np.empty(rows.count, np.int64)
+            table.write(_source(table, rows, streams.numbers), rows.count, ids)
         if table_state.waiters.any_waits:
             self._write(table)
-        return ids if rows.steps == len(ids) else ids[rows.are_steps]
+        return ids if rows.steps == rows.count else ids[rows.are_steps]
 
     def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
         """Return the streams of a batch. Under the lock."""

@@ -56,20 +56,20 @@ class Rows:
     heads : array [records] of HEAD | None
         ``None``: no episode ends, and there are no priorities. A final observation comes behind
         its step.
+    count, steps : int
+        How many records there are, and how many of them are steps.
     """
 
-    __slots__ = ("columns", "heads")
+    __slots__ = ("columns", "count", "heads", "steps")
 
     def __init__(self, columns: list[Array], heads: Heads | None = None) -> None:
         self.columns, self.heads = columns, heads
+        self.count = self.steps = len(columns[0])
+        if heads is not None:
+            self.steps -= finals_of(heads)
 
     def __len__(self) -> int:
-        return len(self.columns[0])
-
-    @property
-    def steps(self) -> int:
-        """How many records are steps."""
-        return len(self) - (0 if self.heads is None else finals_of(self.heads))
+        return self.count
 
     @property
     def are_steps(self) -> Array:
