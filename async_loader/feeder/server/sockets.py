@@ -132,9 +132,10 @@ class ServerSockets:
         while True:
             events = self._epoll.poll(self._left_s(until), _EVENTS)
             now = self._clock()
-            # the kernel gives each of them its turn
-            strangers = self._strangers.poll(0, _STRANGERS)
-            others = [fd for fd, mask in events + strangers if self._handle(fd, mask, now)]
+            if any(fd == self._strangers.fileno() for fd, _ in events):
+                # the kernel gives each of them its turn
+                events += self._strangers.poll(0, _STRANGERS)
+            others = [fd for fd, mask in events if self._handle(fd, mask, now)]
             self._tidy(now)
             if others or self._backlog or self._wakes or (until is not None and now >= until):
                 self._wakes = False
