@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.compat.saved_table import SavedTable
+from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
@@ -61,17 +61,7 @@ class _Steps:
         """Return a copy of one stored field of transitions, zeros where an id is not in the table;
         an array of the shape of ``ids`` and of the field.
         """
-        state = self._state
-        with state.lock:
-            state.check_open()
-            state.catch_up()
-            storage = state.table.storage
-            fields = storage.layout.schema.fields
-            place: Any = next(i for i, field in enumerate(fields) if field.name == name)
-            rows = ids % storage.layout.rows
-            values: Array = storage.cell(place)[rows]
-            values[(storage.heads()[rows, 0] != ids + 1) | (ids < 0)] = 0
-        return values
+        return column_of(self.table, name, ids)
 
 
 class PlacedSteps(_Steps):
