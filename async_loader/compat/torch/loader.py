@@ -196,7 +196,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
             )
         work = MapWork(
-            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False
+            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=()
         )
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
