@@ -324,8 +324,7 @@ def reduced(obj: object) -> Any:
         if not known or obj.requires_grad:
             return NotImplemented
         listed = obj.to_sparse_coo().coalesce()
-        parts = listed.indices(), listed.values(), tuple(obj.shape), obj.layout
-        return _from_sparse, parts
+        return _from_sparse, (listed.indices(), listed.values(), tuple(obj.shape), obj.layout)
     if kind is torch.Tensor and not obj.requires_grad:
         return from_parts, to_parts(obj)
     plain = kind in (torch.Tensor, torch.nn.Parameter)
