@@ -131,7 +131,7 @@ def serve(
     if print_config:
         typer.echo(as_yaml(settings), nl=False)
         return
-    from async_loader.observe.beside import observed
+    from async_loader.observe.exporter import observed
 
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
