@@ -205,6 +205,13 @@ def test_messages_make_the_table_that_single_steps_make(schema, script, cuts, pr
     linked=True,
     least=5,
 )
+@example(
+    # the end makes two items, the last that are allowed
+    script=[*[("step", 0, "", 0)] * 7, ("step", 1, "", 0), ("step", 0, "T", 0), ("step", 0, "", 0)],
+    cuts=[],
+    linked=True,
+    least=2,
+)
 def test_a_limiter_stops_messages_at_the_step_at_which_it_stops_single_steps(
     script, cuts, linked, least
 ):

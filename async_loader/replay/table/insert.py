@@ -308,12 +308,14 @@ class Inserter:
         if limits is None or start == len(heads):
             return len(heads)
         streams, flags = heads["stream"][start:], heads["flags"][start:]
-        steps = np.cumsum(flags & FINAL == 0)
-        count = int(np.searchsorted(steps, max(0, limits.insertable() - ahead), "right"))
+        steps, ended = flags & FINAL == 0, flags & ENDS != 0
+        alone = ~(steps | ended)  # a final observation, which its step brings along
+        # an end may make two items: its own step's, and that of the step before
+        wanted = np.cumsum(steps.astype(np.int64) + ended) - ended - alone
+        count = int(np.searchsorted(wanted, max(0, limits.insertable() - ahead), "right"))
         if not table.keeps or not count:
             return start + count
-        alone = flags & (FINAL | ENDS) == FINAL
-        rows = np.cumsum((flags & FINAL == 0) | alone | (flags & SHOWN != 0))
+        rows = np.cumsum(steps | alone | (flags & SHOWN != 0))
         room = table.room_for((int(streams[0]),) if table.reserve else ())
         if rows[count - 1] > room:
             if room <= table.reserve:  # the rest is for the first stream
