@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from async_loader import tensors
+from async_loader import tree
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, Items, NoColumns, columns_of, is_columns
 from async_loader.dataset.batch_order import (
@@ -564,7 +564,7 @@ def _length(items: Any) -> int:
 
 def _is_torch_iterable(items: object) -> bool:
     """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
-    torch_data: Any = tensors.loaded("torch.utils.data")
+    torch_data: Any = tree.loaded("torch.utils.data")
     return torch_data is not None and isinstance(items, torch_data.IterableDataset)
 
 
