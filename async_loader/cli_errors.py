@@ -46,9 +46,9 @@ def errors_as_lines() -> Iterator[None]:
         AsyncLoaderError,
         ConfigError,
         MissingExtra,
+        explain,
         missing_requirement,
     )
-    from async_loader.os_errors import explain
 
     try:
         yield

@@ -25,8 +25,7 @@ from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Source, Updating, finishes
-from async_loader.sources.callable import CallableSource
-from async_loader.sources.columns import ColumnsSource
+from async_loader.sources.columns import CallableSource, ColumnsSource
 from async_loader.stats import LoaderStats
 from async_loader.table import Table, is_table
 from async_loader.validation import (

@@ -18,10 +18,8 @@ from torch.utils.data import IterableDataset
 
 from async_loader import tree
 from async_loader.compat.fastai import parts
-from async_loader.compat.fastai.batch_maker import BatchMaker
-from async_loader.compat.fastai.collate import retain_types
-from async_loader.compat.fastai.parts import Endless, FakeLoader
-from async_loader.compat.fastai.workers import Epoch, Workers
+from async_loader.compat.fastai.batch_maker import BatchMaker, retain_types
+from async_loader.compat.fastai.parts import Endless, Epoch, FakeLoader, Workers
 from async_loader.dataset.epoch import pinned
 from async_loader.shm.hugepages import keep_freed_memory
 
