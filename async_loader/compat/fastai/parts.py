@@ -23,9 +23,8 @@ from async_loader.names import nearest
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import WorkContext
 
-_OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers"}
+OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers", "_seen"}
 """Attributes that every epoch sends, or that do not matter to a worker."""
-_PLAIN = (bool, int, float, str, type(None), torch.device)
 
 
 @dataclass(slots=True)
@@ -84,62 +83,24 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-class Workers:
-    """The worker processes of one loader, for one epoch or for all.
-
-    Parameters
-    ----------
-    loader : DataLoader
-    number : int
-    only : Epoch | None
-        The workers end with this epoch.
+def batches_of(engine: Engine, epoch: Epoch, seed: int, timeout_s: float, alone: bool) -> Any:
+    """Yield the batches of an epoch, one from each worker in turn, with errors as fastai's callers
+    know them. Then workers of this epoch alone end.
     """
-
-    def __init__(self, loader: Any, number: int, only: Epoch | None = None) -> None:
-        self._known = _look(loader)
-        self._only = only
-        self._engine = Engine(WorkerStreams(loader.copy_for_workers(), only), number, seeding=None)
-
-    def fit(self, loader: Any, number: int) -> bool:
-        """Whether new workers would behave the same: the loader has the same attributes. The
-        contents of the dataset are not compared.
-        """
-        now, engine = _look(loader), self._engine
-        if engine.closed or engine.workers != number or now.keys() != self._known.keys():
-            return False
-        return all(_same(now[name], known) for name, known in self._known.items())
-
-    def batches(self, epoch: Epoch, seed: int, timeout_s: float) -> Iterator[Any]:
-        """The batches of an epoch, one from each worker in turn, with errors as fastai's callers
-        know them; then workers of this epoch alone end.
-        """
-        iteration = self._engine.streams(
-            state=None if self._only is epoch else epoch,
-            seed=seed,
-            prefetch=2 * self._engine.workers,
-            timeout_s=timeout_s or None,
-        )
-        try:
-            yield from iteration
-        except (WorkerDied, Timeout) as error:
-            raise as_torchs(error, timeout_s) from error
-        finally:
-            iteration.close()
-            if self._only is not None:
-                self.close()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-def _look(loader: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(loader).items() if name not in _OF_AN_EPOCH}
-
-
-def _same(now: Any, known: Any) -> bool:
-    if now is known:
-        return True
-    return type(now) is type(known) and isinstance(now, _PLAIN) and bool(now == known)
+    iteration = engine.streams(
+        state=None if alone else epoch,
+        seed=seed,
+        prefetch=2 * engine.workers,
+        timeout_s=timeout_s or None,
+    )
+    try:
+        yield from iteration
+    except (WorkerDied, Timeout) as error:
+        raise as_torchs(error, timeout_s) from error
+    finally:
+        iteration.close()
+        if alone:
+            engine.close()
 
 
 NOTHING_BY_DEFAULT = (
