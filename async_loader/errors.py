@@ -132,9 +132,6 @@ class NotEnoughData(ConfigError):
         super().__init__(message)
         self.needed, self.there = needed, there
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.needed, self.there))
-
 
 class InsecureBindError(ConfigError):
     """A bind to a public address without keys:
@@ -154,9 +151,6 @@ class AddressInUse(AsyncLoaderError, OSError):
     def __init__(self, message: str, pid: int | None = None) -> None:
         super().__init__(message)
         self.pid = pid
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.pid))
 
 
 class SchemaError(AsyncLoaderError, ValueError):
@@ -244,9 +238,6 @@ class JobFailed(AsyncLoaderError):
         self.type_name = type_name
         self.remote_traceback = remote_traceback
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.type_name, self.remote_traceback))
-
 
 class WorkerDied(AsyncLoaderError):
     """A worker process ended unexpectedly. It has been replaced.
@@ -262,9 +253,6 @@ class WorkerDied(AsyncLoaderError):
         super().__init__(message)
         self.pid = pid
         self.exitcode = exitcode
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.pid, self.exitcode))
 
 
 class Malformed(AsyncLoaderError, ValueError):
@@ -285,6 +273,3 @@ class Malformed(AsyncLoaderError, ValueError):
         self.code = code
         self.expected = expected
         self.type = self.session = self.sequence = self.number = 0
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.code, self.expected))
