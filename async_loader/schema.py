@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeGuard, Union, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -51,26 +50,6 @@ Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
 CODEC_BYTES = 256
 """Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
-P = ParamSpec("P")
-
-
-def _shape_first(init: Callable[P, None]) -> Callable[P, None]:
-    """Refuse a name in place of the shape, with the correct form in the message,
-    for any number of arguments.
-    """
-
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        if len(args) > 1 and isinstance(args[1], str):
-            raise SchemaError(
-                f"Field({args[1]!r}, ...): the shape comes first, and a field's name is its key, "
-                "as in "
-                f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); "
-                f"one number of a dtype is Field(dtype='float32')"
-            )
-        init(*args, **kwargs)
-
-    return checked
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -113,7 +92,6 @@ class Field:
     codec: Codec | None
     name: str
 
-    @_shape_first
     @explain_wrong_names
     def __init__(
         self,
@@ -378,6 +356,12 @@ def _check_codec(what: str, codec: object, nbytes: int) -> None:
 
 
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
+    if isinstance(shape, str):
+        raise SchemaError(
+            f"Field({shape!r}, ...): the shape comes first, and a field's name is its key, as in "
+            f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); one "
+            "number of a dtype is Field(dtype='float32')"
+        )
     try:
         if isinstance(shape, bool):
             raise TypeError("a bool is not a size")

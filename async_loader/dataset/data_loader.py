@@ -484,19 +484,10 @@ def _check_order(
     one_of("shuffle", shuffle, (True, False))
     one_of("last_batch", last, ("keep", "drop", "roll_over"))
     if batch_sampler is not None:
-        given = [
-            name
-            for name, is_given in (
-                ("batch_size", batch_size != 1),
-                ("shuffle", shuffle),
-                ("sampler", sampler is not None),
-                ("last_batch", last != "keep"),
-            )
-            if is_given
-        ]
-        if given:
+        if batch_size != 1 or shuffle or sampler is not None or last != "keep":
             raise ConfigError(
-                f"batch_sampler decides what {', '.join(given)} would: leave them out"
+                "batch_sampler decides what batch_size, shuffle, sampler and last_batch would: "
+                "leave them out"
             )
     elif sampler is not None and shuffle:
         raise ConfigError("sampler decides the order: leave shuffle out")
@@ -510,14 +501,10 @@ def _check_order(
 
 
 def _check_iterable(shuffle: bool, sampler: object, batch_sampler: object, last: str) -> None:
-    given = [
-        n
-        for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler))
-        if v not in (None, False)
-    ]
-    if given:
+    if shuffle or sampler is not None or batch_sampler is not None:
         raise ConfigError(
-            f"the dataset is iterable and decides its order itself: leave {given[0]} out"
+            "the dataset is iterable and decides its order itself: leave shuffle, sampler and "
+            "batch_sampler out"
         )
     if last == "roll_over":
         raise ConfigError(

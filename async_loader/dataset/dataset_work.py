@@ -252,7 +252,7 @@ class StreamWork:
             init,
             drop,
         )
-        self._track = track
+        self.track = track
 
     def begin(self, here: WorkContext) -> Iterator[Any]:
         told = _settle_in(self.dataset, self._init, here)
@@ -263,9 +263,7 @@ class StreamWork:
             items, mark = mark.begin_anew(self.dataset), Bookmark()
         else:
             items = mark.resume(self.dataset, self._size or 1)
-        if self._track:
-            return _Tracked(self, items, here, mark)
-        return _Stream(self, items)
+        return _Stream(self, items, here, mark)
 
     def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
         """The next batch, END for none, and whether it was the last."""
@@ -279,23 +277,9 @@ class StreamWork:
 
 
 class _Stream(Iterator[Any]):
-    """Goes on after an item that could not be made, where the dataset's iterator does."""
-
-    def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
-        self.work, self.items, self.ended = work, items, False
-
-    def __next__(self) -> Any:
-        if self.ended:
-            raise StopIteration
-        batch, self.ended = self.work.batch(self.items)
-        if batch is END:
-            raise StopIteration
-        return batch
-
-
-class _Tracked(_Stream):
-    """Each batch with a bookmark; the last one without a batch, where the dataset ended behind the
-    last batch.
+    """Goes on after an item that could not be made, where the dataset's iterator does. If it is
+    tracked, each batch has a bookmark; the last one comes without a batch, where the dataset ended
+    behind the last batch.
 
     Attributes
     ----------
@@ -306,13 +290,17 @@ class _Tracked(_Stream):
     def __init__(
         self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark
     ) -> None:
-        super().__init__(work, items)
-        self._here, self.given, self.ended = here, mark.given, mark.ended
+        self.work, self.items, self._here = work, items, here
+        self.given, self.ended = mark.given, mark.ended
 
-    def __next__(self) -> StreamResult:
+    def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
         batch, self.ended = self.work.batch(self.items)
+        if not self.work.track:
+            if batch is END:
+                raise StopIteration
+            return batch
         self.given += batch is not END
         mark = Bookmark.of(self.work.dataset, self.items, self.given, ended=self.ended)
         return StreamResult(batch, StreamPosition(self._here.worker, _kept(mark, self._here)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.sb3 import peer
+from async_loader.compat.sb3 import transitions
 from async_loader.compat.sb3.steps import LinkedSteps, PlacedSteps
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.replay import ReplayBuffer as Table
@@ -18,7 +18,7 @@ from async_loader.replay.array_types import Array, Ids
 _SEEDS = 2**31 - 1
 
 
-class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
+class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
     """As ``stable_baselines3.common.buffers.ReplayBuffer``, in shared memory.
 
     Draws use NumPy's global random numbers in the order in which the original uses them: the same
@@ -72,7 +72,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         handle_timeout_termination: bool = True,
     ) -> None:
         # not that of the original's ReplayBuffer, which allocates
-        super(peer.buffers.ReplayBuffer, self).__init__(
+        super(transitions.buffers.ReplayBuffer, self).__init__(
             buffer_size, observation_space, action_space, device, n_envs=n_envs
         )
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -188,7 +188,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         ends = of.terminated.astype(np.float32).reshape(-1, 1)
         more = () if discounts is None else (tensor(discounts),)
         nested, keys = self._form.nested, self._form.keys
-        samples = peer.samples
+        samples = transitions.samples
         kind = samples.ReplayBufferSamples if keys is None else samples.DictReplayBufferSamples
         return kind(
             nested([tensor(one) for one in obs]),
@@ -317,7 +317,7 @@ def _read_only(copied: Array) -> Array:
     return owner[...]
 
 
-class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ignore[misc]
+class DictReplayBuffer(ReplayBuffer, transitions.buffers.DictReplayBuffer):  # type: ignore[misc]
     """As ``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dicts of arrays.
 
     Parameters and attributes are those of `ReplayBuffer`, also ``optimize_memory_usage``, which the
