@@ -139,10 +139,6 @@ class EpisodeReader:
             values["next_obs"] = after
         left_out = {"terminated", "truncated", *(() if "next_obs" in fields else _AFTER)}
         columns = {name: value for name, value in values.items() if name not in left_out}
-        if "done" in columns:
-            wanted = [] if self.schema is None else self.schema.fields
-            like = next((one.shape for one in wanted if one.name == "done"), ())
-            columns["done"] = (at_last(steps) & ends["done"]).reshape(steps, *like)
         for name, leaf in _leaves("reward", columns.get("reward", ())):
             for at in np.argwhere(~np.isfinite(leaf))[:1, :1].flat:
                 remedy = "correct it, or leave the episode out"
@@ -198,34 +194,29 @@ def _arrays(value: Any, name: str, place: Place) -> Any:
         return {key: _arrays(one, f"{name}.{key}", place) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(_arrays(one, f"{name}.{i}", place) for i, one in enumerate(value))
-    if isinstance(value, list | int | float):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:  # of unequal length
-            raise place.error(name, f"it is no array: {error}") from None
-    elif isinstance(value, np.ndarray) and not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
-    if (array := tensors.as_array(value)) is None:
-        text = tensors.unheld(value) or f"a {type(value).__name__}: give an array [steps, ...]"
+    if (text := tensors.unheld(value)) is not None:
         raise place.error(name, f"it is {text}")
+    try:
+        array = tensors.to_array(value)
+    except ValueError as error:  # of unequal length
+        raise place.error(name, f"it is no array: {error}") from None
     if array.dtype.kind not in "biufc":
         raise place.error(
             name,
             f"it has dtype {array.dtype}, which a table cannot hold: convert it to bool, an "
             "integer, float or complex dtype, or leave it out: a schema= names what is imported",
         )
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _steps_of(values: Mapping[str, Any], place: Place) -> int:
     """Return the number of steps: that of any field but the observations and ends."""
     others = [name for name in values if name not in ("obs", *_AFTER, *END_FIELDS)]
-    for name in ("reward", "action", *others, "done", "obs"):
-        for _, leaf in _leaves(name, values.get(name, ())):
-            if leaf.ndim and len(leaf):
-                return len(leaf)
-            raise place.error(name, "it has no steps: give an array [steps, ...]")
-    raise place.error(None, "it has no fields: give arrays [steps, ...]")
+    names = [name for name in ("reward", "action", *others, "done", "obs") if name in values]
+    leaf = next((leaf for name in names for _, leaf in _leaves(name, values[name])), None)
+    if leaf is None or not leaf.ndim or not len(leaf):
+        raise place.error(next(iter(names), None), "it has no steps: give an array [steps, ...]")
+    return len(leaf)
 
 
 def _ends(value: Any, name: str, steps: int, place: Place) -> bool:

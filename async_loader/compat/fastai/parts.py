@@ -195,16 +195,12 @@ class GetAttrProxy:
 
     def __getattr__(self, name: str) -> Any:
         """Called only for attributes that do not exist here."""
-        wrapped, kind = vars(self).get(self._default), type(self).__name__
+        wrapped = vars(self).get(self._default)
         special = (name.startswith("__") and name.endswith("__")) or name == self._default
         if wrapped is None or special:
+            kind = type(self).__name__
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
-        try:
-            return getattr(wrapped, name)
-        except AttributeError:
-            both = f"neither {kind} nor its {self._default}, {type(wrapped).__name__}"
-            text = f"{both}, has an attribute {name!r}"
-            raise AttributeError(text, name=name, obj=self) from None
+        return getattr(wrapped, name)
 
     def __dir__(self) -> list[str]:
         others = [name for name in dir(vars(self).get(self._default)) if not name.startswith("__")]
