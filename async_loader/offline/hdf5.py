@@ -14,9 +14,8 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError, of_extra
 from async_loader.offline.bad_data import Place
-from async_loader.offline.episode import NAMES, NEEDED, after_steps
+from async_loader.offline.episode import NAMES, NEEDED, after_steps, read_episodes
 from async_loader.offline.fill import Import, check_names, put
-from async_loader.offline.table_episodes import read_episodes
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
