@@ -353,11 +353,7 @@ class DataLoader(Generic[B]):
         self._epoch = whole("epoch", epoch, 0)
         start = self._start
         if start is not None and start["epoch"] != self._epoch:
-            if not start.get("finished"):
-                kept = ("version", "seed", "workers")
-                start = {name: start[name] for name in kept if name in start}
-                start.update(yielded=0, batches=None)
-            self._start = {**start, "epoch": self._epoch}
+            self._start = {**start, "epoch": self._epoch} if start.get("finished") else None
         self._batches.set_epoch(self._epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._epoch)

@@ -5,7 +5,7 @@ replacement, by a seeded generator; or a callable, called with the batch size on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -146,7 +146,15 @@ class ColumnsSource:
         )
 
 
-class ColumnsReader:
+class SchemaReader:
+    """Reads rows of a schema that is known from the beginning: a loader makes samples of them."""
+
+    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
+        """Raise AssertionError: `read` is what a loader calls."""
+        raise AssertionError("a reader with a schema is never asked for samples")
+
+
+class ColumnsReader(SchemaReader):
     """Reads rows of the columns."""
 
     def __init__(self, schema: Schema, columns: SharedArrays) -> None:
@@ -161,9 +169,6 @@ class ColumnsReader:
             else:
                 out[...] = array[index]
         index_out[...] = index
-
-    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
-        raise AssertionError("a reader with a schema is never asked for samples")
 
 
 class SharedArrays:
@@ -202,8 +207,7 @@ def _column(name: str, value: object) -> npt.NDArray[Any]:
         raise ConfigError(f"column {name!r} is {text}")
     if array is None or not supported(array.dtype) or not array.ndim:
         kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
-        alone = isinstance(value, int | float | complex) if array is None else not array.ndim
-        what = "a single number" if alone else kind
+        what = "a single number" if np.ndim(cast(Any, value)) == 0 else kind
         raise ConfigError(
             f"column {name!r} is {what}: give an array of bool, integers, floats or complex "
             "numbers with one entry per step, as by numpy.asarray"
