@@ -147,6 +147,7 @@ class Episode:
         return made
 
 
+@dataclass(eq=False)
 class EpisodeReader:
     """Turns dicts of arrays into episodes. The table checks their lengths, dtypes and shapes.
 
@@ -162,15 +163,13 @@ class EpisodeReader:
         Of the floating fields of a schema that is taken from the first episode.
     """
 
-    def __init__(
-        self,
-        schema: Schema | None,
-        missing_ends: MissingEnds = "refuse",
-        drop_last: bool = False,
-        float_dtype: np.dtype[Any] | None = None,
-    ) -> None:
-        self.schema, self._chosen = schema, schema is not None
-        self._missing_ends, self._drop_last, self._float = missing_ends, drop_last, float_dtype
+    schema: Schema | None
+    missing_ends: MissingEnds = "refuse"
+    drop_last: bool = False
+    float_dtype: np.dtype[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._chosen = self.schema is not None
 
     def episode(self, given: object, place: Place) -> Episode | None:
         """Return an episode; ``None`` if no step is left of it.
@@ -201,7 +200,7 @@ class EpisodeReader:
             values[name] = after_steps(values[name], steps)
         ends = {name: _ends(values.get(name), name, steps, place) for name in END_FIELDS}
         if not any(ends.values()):
-            if self._missing_ends == "refuse":
+            if self.missing_ends == "refuse":
                 raise place.error(
                     "truncated",
                     f"the last of {steps} steps is neither terminated nor truncated: correct the "
@@ -222,11 +221,11 @@ class EpisodeReader:
                 raise place.error(name, f"step {at} has {leaf[at]}: {remedy}")
         if self.schema is None:
             try:
-                self.schema = _schema_of(columns, self._float)
+                self.schema = _schema_of(columns, self.float_dtype)
             except SchemaError as error:
                 raise place.misfit(error) from None
         if after is None and follows and not terminated:
-            if not self._drop_last:
+            if not self.drop_last:
                 raise place.error(
                     "obs",
                     "the observation after the last step of a truncated episode is missing: give "

@@ -224,7 +224,7 @@ def test_a_time_limit_names_the_workers_that_are_busy():
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
         event.set()
-        epoch._iteration._timeout_s = None
+        epoch.iteration._timeout_s = None
         assert next(epoch).tolist() == [0, 1]
 
 
