@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from async_loader import __version__
-from async_loader.cli_cluster import cluster
-from async_loader.cli_errors import Group
+from async_loader.cli_cluster import Group, cluster
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
-from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred
 
 LONGEST_S: Final = 1e6
 """The longest finite limit, 11 days: poll and join accept no more than some millions of seconds."""

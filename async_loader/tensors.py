@@ -128,16 +128,10 @@ def unheld(value: object) -> str | None:
     if not is_tensor(value):
         return None
     if value.is_nested:
-        remedy = "its .to_padded_tensor(0.0)"
-    elif value.layout is not loaded_torch().strided:
-        remedy = "its .to_dense()"
-    elif value.device.type == "meta":
-        remedy = "a tensor with data"
-    elif value.is_quantized:
-        remedy = "its .dequantize()"
+        remedy = ".to_padded_tensor(0.0)"
     else:
-        remedy = "its .to(torch.complex64)" if value.is_complex() else "its .float()"
-    return f"{said(value)}, which numpy cannot hold: give {remedy}"
+        remedy = ".float()" if value.layout is loaded_torch().strided else ".to_dense()"
+    return f"{said(value)}, which numpy cannot hold: give its {remedy}"
 
 
 def is_masked(value: object) -> TypeIs[np.ma.MaskedArray[Any, Any]]:

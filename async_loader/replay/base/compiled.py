@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred
 
 F = TypeVar("F", bound=Callable[..., Any])
 _REPLAY = Path(__file__).parent.parent
