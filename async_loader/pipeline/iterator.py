@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Patience
