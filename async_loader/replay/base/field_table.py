@@ -37,33 +37,6 @@ RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
 
 
-END = 0  # where the next list begins
-
-SIZE = 0  # words of the list with its head
-COUNT = 1  # ids; 0: the list has moved
-FIRST = 2  # the place of the oldest id that may still be in the table
-CLOSED = 3  # 1: no id will follow
-HEAD = 4
-"""Words of a head."""
-
-PLACE_BITS = 31
-"""A place is the word of the head, shifted, and the position of the id in the list."""
-
-SPARE = 32
-"""Words for further ids in a new list: an episode of fewer steps is not moved."""
-
-
-def new_lists(rows: int) -> tuple[Ids, Ids]:
-    """Return ``places [rows]`` and ``lists``. Their pages are provided as they are written.
-
-    ``lists``: every row is in one list; half of a list that grows is room; and a list that grows is
-    copied.
-    """
-    lists = np.zeros(HEAD + 2 * rows + 2 * (HEAD + SPARE), np.int64)
-    lists[END] = HEAD
-    return np.zeros(rows, np.int64), lists
-
-
 # Of a sampler of sequences, in the order of its array.
 SPAN = 0  # steps from the first to the last
 SHORTEST = 1  # the same for a sequence that the end of its episode cuts short

@@ -8,7 +8,6 @@ from typing import get_args
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.replay.base import field_table
 from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
 from async_loader.replay.hindsight_parts import GOAL, HindsightParts
 from async_loader.replay.hindsight_view import Strategy
@@ -20,7 +19,7 @@ from async_loader.replay.table.storage import Storage
 class GoalReader:
     """Chooses new goals, and computes the returns that they change.
 
-    Walks an episode from link to link once, and keeps the ids of its steps: 8 to 24 bytes for each
+    Walks an episode from link to link once, and keeps the ids of its steps: 8 to 32 bytes for each
     row of the table, in each reader. Cost of the walk: 6 ns a step, where rows lie in order; of a
     draw then: independent of the episode's length.
 
@@ -45,7 +44,7 @@ class GoalReader:
 
         of = read_plan.goals
         assert of is not None
-        self._choose = goals.choose_goals
+        self._k = goals
         self._goals, self._storage = of, storage
         self.numbers, self.chances = numbers, np.empty(0)
         names = [one.name for one in read_plan.outputs]
@@ -65,7 +64,7 @@ class GoalReader:
         if self._emptied != self._storage.emptied:  # since the items were found, or before
             self._forget_episodes()
         view, goals = self._goals.view, np.empty(len(ids), np.int64)
-        self._choose(
+        self._k.choose_goals(
             self._storage.geometry,
             ids,
             self._next_chances(len(ids)),
@@ -90,7 +89,7 @@ class GoalReader:
 
     def _forget_episodes(self) -> None:
         self._emptied = self._storage.emptied
-        self._lists = field_table.new_lists(self._storage.layout.rows)
+        self._lists = self._k.new_lists(self._storage.layout.rows)
 
     def _next_chances(self, count: int) -> Floats:
         if len(self.chances):
