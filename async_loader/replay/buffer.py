@@ -50,8 +50,7 @@ class ReplayBuffer(TableMethods):
 
     Threads: any, of the process that made it, may add and sample, and the workers of a loader read
     its memory directly, without a lock. Other processes write to a feeder: see
-    `async_loader.connect`. A forked child may sample what its parent had at that moment, and cannot
-    add.
+    `async_loader.connect`. In a forked child every call raises Unsupported.
 
     Parameters
     ----------

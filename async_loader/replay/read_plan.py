@@ -10,7 +10,7 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay import hindsight_parts as h
+from async_loader.replay import hindsight_goals as h
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.field_table import (
     AFTER,
@@ -26,7 +26,6 @@ from async_loader.replay.base.field_table import (
     STEPS,
 )
 from async_loader.replay.base.read_table import NO_PLAN, read_table
-from async_loader.replay.goal_fields import GoalFields
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, tops_of
@@ -98,11 +97,11 @@ class ReadPlan:
         Whether there is a ``weight``.
     sequence : Sequences | None
         The view, if an item is a sequence of steps.
-    goals : GoalFields | None
+    goals : h.GoalFields | None
         What a view of hindsight goals reads.
     hidden : tuple of Output
         What is read for the functions of that view, and not delivered. See NOTE [parts] in
-        hindsight_parts.py.
+        hindsight_goals.py.
     """
 
     schema: Schema
@@ -113,7 +112,7 @@ class ReadPlan:
     depth: int
     weighted: bool
     sequence: Sequences | None = None
-    goals: GoalFields | None = None
+    goals: h.GoalFields | None = None
     hidden: tuple[Output, ...] = ()
 
     def table(self) -> Ids:
@@ -184,7 +183,7 @@ class ReadPlan:
             reward = _reward(view, outputs)
             if isinstance(view, Hindsight):
                 _check_plain(stored)
-                goals = GoalFields.of(view, stored, [(o.name, o.source) for o in outputs], reward)
+                goals = h.GoalFields.of(view, stored, [(o.name, o.source) for o in outputs], reward)
                 parts = _parts(view, goals, stored, outputs)
                 if isinstance(view, h.HindsightParts):
                     computed, parts = parts, []
@@ -314,9 +313,9 @@ def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
 
 
 def _parts(
-    view: Hindsight, goals: GoalFields, stored: Schema, outputs: Sequence[Output]
+    view: Hindsight, goals: h.GoalFields, stored: Schema, outputs: Sequence[Output]
 ) -> list[Output]:
-    """Return what the functions of a view need: see NOTE [parts] in hindsight_parts.py."""
+    """Return what the functions of a view need: see NOTE [parts] in hindsight_goals.py."""
     n = view.n_steps
 
     def part(name: str, source: int, shown: int) -> Output:

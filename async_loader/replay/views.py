@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.return_arguments import check_return, share, steps
+from async_loader.replay.hindsight_view import Hindsight, check_return, share, steps
 from async_loader.schema import Schema
 from async_loader.validation import within_floats
 

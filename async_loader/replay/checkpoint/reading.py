@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Bytes
 from async_loader.replay.checkpoint.manifest import DATA, MANIFEST, Manifest
-from async_loader.replay.checkpoint.writing import name_of, saves
+from async_loader.replay.checkpoint.writing import folder_name, saves
 from async_loader.validation import path_of
 
 _TRIES = 100
@@ -31,13 +31,13 @@ class Checkpoint:
     """
 
     def __init__(self, root: Path, number: int) -> None:
-        self.manifest = Manifest.read(root / name_of(number) / MANIFEST)
+        self.manifest = Manifest.read(root / folder_name(number) / MANIFEST)
         if self.manifest.number != number:
             raise CorruptCheckpoint(
-                f"{root / name_of(number) / MANIFEST}: is that of save {self.manifest.number}: "
+                f"{root / folder_name(number) / MANIFEST}: is that of save {self.manifest.number}: "
                 "folders were renamed"
             )
-        self._path = root / name_of(number) / DATA
+        self._path = root / folder_name(number) / DATA
         self._file = open(self._path, "rb")  # noqa: SIM115 (closed by `close`)
 
     @classmethod

@@ -42,7 +42,7 @@ _ROUNDS = 8
 _SAVE = re.compile(r"save-(\d{8,})")
 
 
-def name_of(number: int) -> str:
+def folder_name(number: int) -> str:
     """Return the name of a save's folder."""
     return f"save-{number:08}"
 
@@ -151,7 +151,7 @@ class Saver:
             shutil.rmtree(left, ignore_errors=True)
         before = saves(root)
         number = before[-1] + 1 if before else 1
-        final = root / name_of(number)
+        final = root / folder_name(number)
         temporary = root / f"tmp-{final.name}-{secrets.token_hex(4)}"
         try:
             os.mkdir(temporary)
@@ -170,9 +170,9 @@ class Saver:
             raise
         _sync_folder(root)
         for old in before[:-1]:
-            gone = root / f"tmp-{name_of(old)}"
+            gone = root / f"tmp-{folder_name(old)}"
             with contextlib.suppress(OSError):  # what cannot be removed is left to the next save
-                os.rename(root / name_of(old), gone)
+                os.rename(root / folder_name(old), gone)
                 shutil.rmtree(gone)
         return SaveReport(
             kind="full",

@@ -16,7 +16,6 @@ models?", MSPC 2012, figure 6), so this also holds where the machine reorders ac
 
 from async_loader.replay.kernels.compressed import retire_steps
 from async_loader.replay.kernels.items import (
-    forget,
     note_priorities,
     remove,
     room,
@@ -33,7 +32,6 @@ from async_loader.replay.kernels.writing import write
 
 __all__ = [
     "find",
-    "forget",
     "note_priorities",
     "read",
     "read_any",

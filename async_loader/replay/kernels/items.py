@@ -33,7 +33,7 @@ from async_loader.replay.kernels.machine import (
     store,
 )
 from async_loader.replay.kernels.row_address import at, there
-from async_loader.replay.kernels.writing import deactivate, end_item, note
+from async_loader.replay.kernels.writing import end_item, note
 
 
 @kernel(inline=True)
@@ -95,13 +95,6 @@ def remove(g: Any, rows: Any, changes: Any) -> None:
             name = load(g[BASE] + rows[i] * g[STRIDE] + ID) - 1
             if name >= 0:
                 end_item(g, name, rows[i], changes)
-
-
-@kernel(keeps_gil=True)
-def forget(g: Any, rows: Any, changes: Any) -> None:
-    """End the items of these rows, and leave the rows unchanged."""
-    for i in range(len(rows)):
-        deactivate(g, rows[i], changes)
 
 
 @kernel(inline=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.record_layout import FLAGS_AT, PRIORITY_AT
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
@@ -21,6 +20,7 @@ from async_loader.replay.base.row_format import (
     ENDS,
     FINAL,
     FLAGS,
+    FLAGS_AT,
     FOLLOWED,
     GIVEN,
     ID,
@@ -31,6 +31,7 @@ from async_loader.replay.base.row_format import (
     ORDERED,
     PASSED,
     PREV,
+    PRIORITY_AT,
     ROW_CHANGED,
     ROWS,
     SHOWN,
@@ -309,7 +310,7 @@ def write(
     """Write records ``start`` to ``stop`` into rows in order; or one into the row ``free``.
 
     ``fields [fields, 5]``: see field_table.py. ``heads``: the address of the first record's head,
-    see record_layout.py; the others lie ``apart`` bytes from each other. Records come in blocks of
+    see row_format.py; the others lie ``apart`` bytes from each other. Records come in blocks of
     ``per``, each ``between`` bytes after the one before it. ``ids``: of their rows; -1 for a record
     that ends an episode and has no row. ``changes``: how many rows were noted in BORN and in DIED.
     No row is in DIED first and then in BORN, as long as fewer rows are written than there are spare

@@ -21,9 +21,9 @@ class Heap:
     """
 
     def __init__(self, rows: int) -> None:
-        from async_loader.replay.samplers import heap_kernels  # late: see compiled.py
+        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
-        self._k: Any = heap_kernels
+        self._k: Any = row_kernels
         self._heap = np.full(rows, -1, np.int64)
         self._places = np.full(rows, -1, np.int64)
         self._keys, self._ages = np.zeros(rows), np.zeros(rows, np.int64)

@@ -22,10 +22,10 @@ class _Ordered(Binding):
     _from: ClassVar[int]
 
     def reset(self) -> None:
-        from async_loader.replay.samplers import order  # late: see compiled.py
+        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
-        self._k = order
-        self._before, self._after, self._ends = order.fresh(self._items.rows)
+        self._k = row_kernels
+        self._before, self._after, self._ends = row_kernels.new_order(self._items.rows)
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         self._k.append(self._before, self._after, self._ends, rows)

@@ -90,9 +90,9 @@ class Prioritized(Binding):
 
     def _bound(self) -> None:
         # late: see compiled.py
-        from async_loader.replay.samplers import prioritized_kernels, random_rows, tree_kernels
+        from async_loader.replay.samplers import row_kernels, tree_kernels
 
-        self._k, self._trees, self._at_once = random_rows, tree_kernels, prioritized_kernels
+        self._k, self._trees = row_kernels, tree_kernels
 
     def reset(self) -> None:
         rows = self._items.rows
@@ -131,7 +131,7 @@ class Prioritized(Binding):
         sums = self._masses
         rows, nodes = np.empty((2, len(ids)), np.int64)
         mass = np.empty(len(ids))
-        there, items, largest = self._at_once.update(
+        there, items, largest = self._trees.update_by_id(
             geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
             nodes,
         )  # fmt: skip
@@ -181,7 +181,7 @@ class Prioritized(Binding):
             return False
         base, beta = self._weighing()
         count = len(reading.ids)
-        missing = self._at_once.draw(
+        missing = self._trees.draw_and_read(
             sums.nodes,
             sums.width,
             self._numbers.take(count),

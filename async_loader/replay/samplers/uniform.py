@@ -42,9 +42,9 @@ class Uniform(Binding):
 
     def _bound(self) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
-        from async_loader.replay.samplers import random_rows
+        from async_loader.replay.samplers import row_kernels
 
-        self._k, self._rows = random_rows, kernels
+        self._k, self._rows = row_kernels, kernels
 
     def reset(self) -> None:
         self._list: _RowList | None = None

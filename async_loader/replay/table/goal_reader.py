@@ -8,8 +8,7 @@ from typing import get_args
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
-from async_loader.replay.hindsight_parts import GOAL, HindsightParts
+from async_loader.replay.hindsight_goals import GOAL, HindsightParts, replace_returns
 from async_loader.replay.hindsight_view import Strategy
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.random_numbers import RandomNumbers
@@ -47,13 +46,12 @@ class GoalReader:
         self._k = goals
         self._goals, self._storage = of, storage
         self.numbers, self.chances = numbers, np.empty(0)
-        names = [one.name for one in read_plan.outputs]
-        self._relabelled, discount = names.index("relabelled"), names.index("discount")
-        self._places = ReturnPlaces(of.reward, of.terminated, of.done, of.truncated, discount)
+        self._places = {one.name: i for i, one in enumerate(read_plan.outputs)}
+        self._relabelled = self._places["relabelled"]
         self._parts = [one.name for one in read_plan.hidden]
         self._in_parts = isinstance(of.view, HindsightParts)
         self._stacked = {i: read_plan.outputs[i].frames > 1 for i in of.goals}
-        self._goal = names.index(GOAL) if self._in_parts else 0
+        self._goal = self._places.get(GOAL, 0)
         self._forget_episodes()
 
     def choose(self, ids: Ids) -> Ids:

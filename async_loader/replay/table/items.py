@@ -129,7 +129,6 @@ class TableItems:
         # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
         self.across = False
         self._none = np.full(256, np.nan)
-        self._parted = False
         g = self.g = storage.geometry
         g[r.DEPTH], g[r.FOLLOWED] = depth_and_lookahead(layout.schema)
         self.schema_lookahead = int(g[r.FOLLOWED])
@@ -328,7 +327,7 @@ class TableItems:
     def remove(self, rows: Ids) -> None:
         """End the items of these rows."""
         self.unfinished = True
-        (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
+        self._k.remove(self.g, rows, self._changes)
         self.settle()
 
     def finish(self) -> None:
@@ -343,10 +342,3 @@ class TableItems:
     def uses_up(self) -> bool:
         """Whether each item ends after a number of draws."""
         return self._most > 0
-
-    def part(self) -> None:
-        """Detach from the parent, in a forked child: no change here reaches
-        its counts or its rows.
-        """
-        self.g = self.storage.geometry = self.g.copy()
-        self._parted = True

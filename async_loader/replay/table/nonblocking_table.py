@@ -14,8 +14,7 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.record_layout import HEAD
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, TRUNCATED
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, HEAD, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import TableParts

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES
-from async_loader.replay.base.record_layout import HEAD, RecordLayout
-from async_loader.replay.base.row_format import FINAL
+from async_loader.replay.base.row_format import FINAL, HEAD, RecordLayout
 
 Heads = npt.NDArray[np.void]
 RAW = np.dtype(f"V{HEAD.itemsize}")

@@ -13,8 +13,15 @@ from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import length_of
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.record_layout import HEAD_BYTES, RecordLayout
-from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.base.row_format import (
+    AWAITS,
+    ENDS,
+    FINAL,
+    RECORD_HEAD,
+    TERMINATED,
+    TRUNCATED,
+    RecordLayout,
+)
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.records import Rows, plain_heads
 from async_loader.schema import Field, Schema
@@ -76,7 +83,7 @@ class StepPacker:
         fields, layout = self.schema.fields, self.layout
         # a field without elements begins where the next one does
         small = sorted((layout.offsets[i] or 0, fields[i].nbytes, i) for i in layout.small)
-        form, at = "<IId", HEAD_BYTES
+        form, at = "<IId", RECORD_HEAD
         for offset, nbytes, i in small:
             sign = _FORMATS[fields[i].dtype.char] if _is_number(fields[i]) else f"{nbytes}s"
             form, at = f"{form}{offset - at}x{sign}", offset + nbytes

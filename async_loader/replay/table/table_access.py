@@ -28,7 +28,6 @@ from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
-_FORK_WAIT_S = 1.0
 _KNOWN = "async_loader.replay.samplers."
 """Where samplers are that raise no error when they are told of items."""
 
@@ -73,7 +72,7 @@ class TableAccess:
         self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
-        self.lock = self._new_lock()
+        self.lock = threading.Lock()
         self.waiters = Waiters(self.lock)
         self.foreign = self.closed = False
         self.schema: Schema | None = None
@@ -92,17 +91,15 @@ class TableAccess:
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
-    def _new_lock(self) -> threading.Lock:
-        return threading.Lock()
-
     def forked(self) -> None:
-        """Replace the lock, in a forked child: a thread of the parent may have held it."""
-        self.foreign = True
-        self.lock = self._new_lock()
+        """In a forked child: have no part in the table of the parent.
+
+        The lock is another, since a thread of the parent may have held it.
+        """
+        self.foreign, self.lock = True, threading.Lock()
         self.waiters = Waiters(self.lock)
-        if self._table is not None:
-            self._table.records.count = 0  # these are the parent's to write
-            self._table.part()
+        if self._table is not None:  # what is not whole is the parent's to write
+            self._table.records.count, self._table.unfinished = 0, False
             self.gather()
 
     @property
@@ -190,18 +187,19 @@ class TableAccess:
         table.carried = 0 if self.max_times_sampled else table.carried + limits.carried()
 
     def own(self) -> Table:
-        """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""
-        if self.foreign:
-            raise Unsupported(
-                "only the process that made a replay buffer adds to it: add from there, or through "
-                'a feeder (connect("embedded", tables=...) starts one)'
-            )
+        """Return the table for a change. Under the lock."""
         self.check_open()
         self.catch_up()
         return self.table
 
     def check_open(self) -> None:
-        """Raise Closed after `close`."""
+        """Raise Closed after `close`, and Unsupported in a forked child."""
+        if self.foreign:
+            raise Unsupported(
+                "only the process that made a replay buffer uses it: read it elsewhere by the "
+                "workers of a loader, or the reader() of its source, and add from there, or "
+                'through a feeder (connect("embedded", tables=...) starts one)'
+            )
         if self.closed:
             raise Closed(
                 "this replay buffer was closed: nothing is added to it or drawn from it any more"
@@ -214,7 +212,7 @@ class TableAccess:
         """
         if self._table is not None:
             self._table.finish()
-        if self._ending is not None:
+        if self._ending is not None and not self.foreign:
             self._end_some()
             if self.waiters.any_waits:
                 self.waiters.ring()
@@ -236,7 +234,7 @@ class TableAccess:
         self._ending = ids if self._ending is None else np.concatenate((self._ending, ids))
 
     def _end_some(self) -> None:
-        while self._ending is not None and not self.foreign:  # this may leave others out
+        while self._ending is not None:  # this may leave others out
             ids = self._ending
             self.table.delete(ids)
             self._ending = None if self._ending is ids else self._ending[len(ids) :]
@@ -317,22 +315,9 @@ def _seeds(seed: int | None) -> np.random.SeedSequence:
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
 
 
-def _before_fork() -> None:
-    """Write what was gathered: the child may draw what this process has added."""
-    for one in list(_all):
-        if one._table is None or not one._table.records.count:
-            continue
-        # Another thread that holds the lock is about to write them.
-        if one.lock.acquire(timeout=_FORK_WAIT_S):
-            try:
-                one.catch_up()
-            finally:
-                one.lock.release()
-
-
 def _after_fork_in_child() -> None:
     for one in list(_all):
         one.forked()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

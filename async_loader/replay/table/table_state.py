@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
 from async_loader.replay.array_types import Ids
@@ -47,16 +47,12 @@ class TableState(TableAccess):
     def own_alone(self) -> None:
         """Raise unless this process may replace the table's contents. Under the lock."""
         self.check_open()
-        if self.foreign:
-            raise Unsupported("only the process that made a replay buffer loads into it")
         self.catch_up()
 
     def close(self, timeout_s: float | None) -> None:
         """Close the table, and wake every waiting call."""
         seconds_or_none("timeout_s", timeout_s)
         with self.lock:
-            if self.foreign:
-                return
             self.catch_up()
             self.closed = True
             self.gather()

@@ -10,7 +10,7 @@ import numpy as np
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING, address_of
-from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
+from async_loader.replay.base.row_format import HEAD, RECORD_HEAD
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.items import FreeRows
@@ -61,14 +61,14 @@ class TableWriting(TableStreams):
             self.ring is not None
             or not packed.small
             or any(
-                places[i] - r.HEAD_BYTES != (packed.offsets[i] or 0) - HEAD_BYTES
+                places[i] - r.HEAD_BYTES != (packed.offsets[i] or 0) - RECORD_HEAD
                 for i in packed.small
             )
         ):
             return fields
         first, heads = self.storage.base + r.HEAD_BYTES, records.heads.ctypes.data
-        nbytes = min(packed.stride - HEAD_BYTES, layout.stride - r.HEAD_BYTES)
-        small = (first, layout.stride, nbytes, heads + HEAD_BYTES, packed.stride)
+        nbytes = min(packed.stride - RECORD_HEAD, layout.stride - r.HEAD_BYTES)
+        small = (first, layout.stride, nbytes, heads + RECORD_HEAD, packed.stride)
         return np.array([small, *fields[list(packed.large)].tolist()], np.int64)
 
     def fields_of(self, columns: Sequence[Array], which: list[int] | None = None) -> Ids:
