@@ -13,10 +13,8 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import settings
-from async_loader.replay.checkpoint.manifest import name_of, schema_of
-from async_loader.replay.checkpoint.reading import Checkpoint
-from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
-from async_loader.replay.checkpoint.writing import Saver
+from async_loader.replay.checkpoint.manifest import Checkpoint
+from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
 from async_loader.replay.samplers.random_numbers import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.compressed_ring import CompressedRing
@@ -117,7 +115,7 @@ class _Loading:
         """Replace the table's contents. Under the lock."""
         saved, had_steps = self._table, table_state.ready
         if saved is not None:
-            schema = schema_of(saved["schema"])
+            schema = settings.schema_of(saved["schema"])
             if not had_steps:
                 table_state.allocate(schema)
             if schema != table_state.schema:
@@ -156,7 +154,7 @@ class _Loading:
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
-        streams = {name_of(name): last for name, last in saved["streams"]}
+        streams = {settings.name_of(name): last for name, last in saved["streams"]}
         known: list[tuple[Sampler, dict[str, Any]]] = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
@@ -227,7 +225,7 @@ class _Loading:
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
         """
         storage, was_rows = table.storage, saved["rows"]
-        layout, parts = storage.layout, row_parts(storage)
+        layout, parts = storage.layout, storage.row_parts()
         names = np.full(layout.rows, -1, np.int64)
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was_rows, -1, np.int64)

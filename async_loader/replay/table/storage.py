@@ -31,7 +31,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError, OutOfMemory
 from async_loader.names import nearest
-from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import Field, PackedRow, Schema
 from async_loader.shm.hugepages import HugePages, advise
@@ -340,6 +340,13 @@ class Storage:
         if name not in names:
             raise ConfigError(f"steps have no field {name!r}: {nearest(name, names)}")
         return self.cell(names.index(name))
+
+    def row_parts(self) -> list[Bytes]:
+        """Return the bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
+        layout = self.layout
+        packed, beside = (0, layout.stride), layout.rows * layout.stride
+        places = [packed, *(place for place in layout.places if place[0] >= beside)]
+        return [np.ndarray((layout.rows, width), np.uint8, self._block, at) for at, width in places]
 
     def heads(self) -> Ids:
         """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""
