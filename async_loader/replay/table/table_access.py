@@ -72,7 +72,7 @@ class TableAccess:
         self.view, self.folder = view, folder
         self.seeds = _seeds(seed)
         self._limits = None if limiter is None else LimiterState(limiter)
-        self.lock = threading.Lock()
+        self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)
         self.foreign = self.closed = False
         self.schema: Schema | None = None
@@ -91,12 +91,15 @@ class TableAccess:
         self.default_thread = 0  # the thread that adds to the default stream of a linked table
         _all.add(self)
 
+    def _new_lock(self) -> threading.Lock:
+        return threading.Lock()
+
     def forked(self) -> None:
         """In a forked child: have no part in the table of the parent.
 
         The lock is another, since a thread of the parent may have held it.
         """
-        self.foreign, self.lock = True, threading.Lock()
+        self.foreign, self.lock = True, self._new_lock()
         self.waiters = Waiters(self.lock)
         if self._table is not None:  # what is not whole is the parent's to write
             self._table.records.count, self._table.unfinished = 0, False
