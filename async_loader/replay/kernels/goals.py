@@ -14,8 +14,15 @@ import numpy as np
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import ENDS, FINAL, FLAGS, NEXT, PREV, ROWS
-from async_loader.replay.kernels.machine import load, prefetch
-from async_loader.replay.kernels.row_address import at_row, fetch_run, holds, neighbour, there
+from async_loader.replay.kernels.machine import (
+    at_row,
+    fetch_run,
+    holds,
+    load,
+    neighbour,
+    prefetch,
+    there,
+)
 
 COUNT, WHOLE = 0, 1
 """Words of a list's head: its ids; whether no id will follow."""

@@ -26,8 +26,7 @@ from async_loader.replay.base.row_format import (
     PREV,
     ROWS,
 )
-from async_loader.replay.kernels.machine import load, peek8, peek64, peek_float
-from async_loader.replay.kernels.row_address import at, there
+from async_loader.replay.kernels.machine import at, load, peek8, peek64, peek_float, there
 
 
 @kernel(inline=True)

@@ -22,8 +22,15 @@ from async_loader.replay.base.row_format import (
     TERMINATED,
     VERSION_ONE,
 )
-from async_loader.replay.kernels.machine import after_loads, load
-from async_loader.replay.kernels.row_address import AHEAD, fetch, fetch_run, holds, neighbour
+from async_loader.replay.kernels.machine import (
+    AHEAD,
+    after_loads,
+    fetch,
+    fetch_run,
+    holds,
+    load,
+    neighbour,
+)
 
 _EVEN_FROM = 5
 """Steps from which on it is tried whether all lie equally far from each other."""

@@ -14,9 +14,8 @@ import numpy as np
 
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import ALIVE, DIRTY, GIVEN
-from async_loader.replay.kernels.items import note_priority
 from async_loader.replay.kernels.machine import prefetch
-from async_loader.replay.kernels.reading import copy_rows, row_of
+from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
 
 
 @kernel(keeps_gil=True)

@@ -19,8 +19,12 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.records import RowSource
-from async_loader.replay.table.sampler_session import SamplerSession
-from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
+from async_loader.replay.table.source_sampler import (
+    NewestOf,
+    SamplerSession,
+    nothing_published,
+    sampler_for,
+)
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied
@@ -79,7 +83,8 @@ class NonblockingTable:
 
     def __init__(self, parts: TableParts) -> None:
         self._parts = parts
-        self._table_state, self._inserter, self._table_sampler = parts
+        self._table_state, self._inserter = parts.state, parts.inserter
+        self._table_sampler = parts.table_sampler
         with self._table_state.lock:
             self._table_state.served = True  # it reads the table without catching up
             self._table_state.catch_up()

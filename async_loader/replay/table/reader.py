@@ -28,7 +28,7 @@ from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
 from async_loader.replay.samplers.random_numbers import RandomNumbers
 from async_loader.replay.table.batch_arrays import BatchArrays, Target, split_index
-from async_loader.replay.table.compressed_values import CompressedValues
+from async_loader.replay.table.compressed_ring import CompressedValues
 from async_loader.replay.table.goal_reader import GoalReader
 from async_loader.replay.table.readahead import read_ahead
 from async_loader.replay.table.storage import Storage, stored_fields

@@ -12,17 +12,16 @@ from async_loader.lifecycle import seconds
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.ragged import ragged
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.seeded import Seeded
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.source_sampler import drawing_sampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import View, within
+from async_loader.replay.views import Sequences, View, ragged, within
 from async_loader.shm.segment import check_fits
 from async_loader.source import Window
 
@@ -254,3 +253,17 @@ def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
         return tree.fields(root.keys, arrays)
     rebuilt: dict[str, Any] = tree.rebuild_batch(root, arrays)
     return rebuilt
+
+
+def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
+    """Return what draws the items of ``view`` as a sampler of the table does.
+
+    That is the sampler itself, but for sequences; see `SequenceSampler`.
+    """
+    view = table_state.view if view is None else view
+    if not isinstance(view, Sequences) or not table_state.ready:
+        return sampler
+    if isinstance(sampler, Seeded):
+        inner = drawing_sampler(table_state, sampler.sampler, view)
+        return sampler if inner is sampler.sampler else sampler.over(inner)
+    return table_state.sequence_sampler(view) if sampler is table_state.sampler else sampler
