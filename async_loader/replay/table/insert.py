@@ -14,7 +14,7 @@ from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, LOOKAHEAD, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
 from async_loader.replay.table.records import (
@@ -310,6 +310,9 @@ class Inserter:
         streams, flags = heads["stream"][start:], heads["flags"][start:]
         steps = np.cumsum(flags & FINAL == 0)
         count = int(np.searchsorted(steps, max(0, limits.insertable() - ahead), "right"))
+        if table.g[LOOKAHEAD] and (ends := np.flatnonzero(flags[:count] & ENDS)).size:
+            count = int(ends[0]) + 1  # that makes items of all steps that waited
+            count += bool(flags[count - 1] & AWAITS)
         if not table.keeps or not count:
             return start + count
         alone = flags & (FINAL | ENDS) == FINAL
