@@ -39,7 +39,6 @@ from async_loader.replay.base.field_table import (
 )
 from async_loader.replay.codec import Lz4
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.table.readahead import bring_in
 from async_loader.replay.table.storage import LOCATOR_BYTES, Storage
 from async_loader.shm.hugepages import advise
 
@@ -69,8 +68,8 @@ class CompressedValues:
             for i, one in enumerate(read_plan.outputs)
             if one.source >= 0 and fields[one.source].codec is not None
         }
-        offset, self._size = storage.layout.ring
-        self._ring = storage.base + offset
+        self._offset, self._size = storage.layout.ring
+        self._ring = storage.base + self._offset
         self._floor = storage.ring_words.ctypes.data + 8 * FLOOR
 
     def locators(self, arrays: Sequence[Array]) -> list[Array]:
@@ -104,7 +103,8 @@ class CompressedValues:
         begins, counts = places[first, 0], places[first, 1]
         starts = np.cumsum(counts) - counts
         if self._storage.on_disk:
-            bring_in(self._ring, begins % self._size, begins % self._size + counts)
+            first = self._offset + begins % self._size
+            self._storage.bring_in(first, first + counts)
         scratch = np.empty(int(counts.sum()), np.uint8)
         floor = self._k.take_values(
             self._ring, self._size, self._floor, begins, counts, scratch.ctypes.data, starts

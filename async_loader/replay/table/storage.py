@@ -45,7 +45,7 @@ from async_loader.shm.segment import Segment
 # another pass.
 COLUMN_BYTES = 1024
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _INT64 = np.dtype(np.int64)
 # At the end: a byte that says whether the rows are being loaded; and from byte 8 on the two words
 # of the ring of compressed values; at byte 24 how often ids began again.
@@ -309,6 +309,13 @@ class Storage:
             for offset, stride in regions
         ]
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
+
+    def bring_in(self, begins: Ids, ends: Ids) -> None:
+        """Have a disk bring in the bytes from ``begins`` to ``ends``. Waits for none of them."""
+        for begin, end in zip(
+            (begins // _PAGE).tolist(), (-(-ends // _PAGE)).tolist(), strict=True
+        ):
+            advise(self.base + begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)
 
     def fresh_geometry(self) -> Ids:
         """Return the geometry of an empty table."""
