@@ -249,9 +249,22 @@ def lost(machine: Machine) -> int:
 
 
 def clear(machine: Machine) -> None:
-    """Empty all tables: what a test counts is its own."""
+    """Empty all tables, and wait until they are saved so: what a test counts is its own."""
+    before = saves(machine)
     with Cluster.connect(cluster=NAME, keys=machine.learner_keys, timeout_s=PATIENCE_S) as client:
+        for name in client.shards:  # each changes, so that each is saved
+            with client.shard(name).table("t").writer(schema=SCHEMA) as writer:
+                writer.append(x=-1, timeout_s=PATIENCE_S)
         client.table("t").clear()
+    deadline = time.monotonic() + PATIENCE_S
+    while any(now <= then for then, now in zip(before, saves(machine), strict=True)):
+        assert time.monotonic() < deadline, "the cleared tables are not saved"
+        threading.Event().wait(0.1)
+
+
+def saves(machine: Machine) -> list[int]:
+    """The number of each shard's newest save."""
+    return [one["feeder"]["checkpoints"]["t"]["number"] or 0 for one in wait_serving(machine)]
 
 
 # -- what it is ------------------------------------------------------------------------------------

@@ -186,6 +186,9 @@ class ReaderBatches:
         """
         if not self.waiting:
             return None
+        body = self.waiting[0].body
+        if isinstance(body, FilledSlot):
+            body.copy()  # before it is taken: an interrupt leaves it here
         self.granted += self.ahead > 0
         return self.waiting.popleft()
 

@@ -34,7 +34,7 @@ OWN = 0
 SLOT_FROM = 64 << 10
 """Bytes of a message's rows, from which on they lie in a slot: below the socket costs little
 more."""
-_ENDS = TERMINATED | TRUNCATED
+ENDS = TERMINATED | TRUNCATED
 Slot = tuple[int, memoryview]
 """The number of a slot, and its memory."""
 
@@ -67,21 +67,16 @@ class RowPacker(StepPacker):
         self.slot_bytes = layout.slot_places(self.message_rows + 1)[1]
         self.fill_rows = min(batch_rows, self.message_rows)
         self.fill_bytes = self.fill_rows * layout.row_bytes
-        self._ends = Ends(schema)
-        self.stored = self._ends.stored
+        self.writer_ends = Ends(schema)
+        self.stored = self.writer_ends.stored
 
-    def step(
+    def check(
         self, step: dict[str, Any], terminated: object, truncated: object, final: object
-    ) -> tuple[list[Any], int, list[Any] | None]:
-        """Pack one step: return its values, flags and final observation. May change ``step``.
-
-        Raises
-        ------
-        SchemaError
-        """
-        said = self._ends.into(step, terminated, truncated)
-        values, flags = self.pack(step, said, final is not None)
-        return values, flags & _ENDS, None if final is None else self.final(final)
+    ) -> None:
+        """Raise SchemaError for a step that cannot be packed. May change it."""
+        self.pack(step, self.writer_ends.into(step, terminated, truncated), final is not None)
+        if final is not None:
+            self.final(final)
 
     def batch(
         self, batch: dict[str, Any], streams: npt.NDArray[np.uint32], priority: object,
@@ -93,8 +88,10 @@ class RowPacker(StepPacker):
         ------
         SchemaError, ConfigError
         """
-        rows = self.rows(batch, self._ends.into_columns(batch, terminated, truncated), final_obs)
-        rows.of(streams)["flags"] &= np.uint32(_ENDS | FINAL)
+        rows = self.rows(
+            batch, self.writer_ends.into_columns(batch, terminated, truncated), final_obs
+        )
+        rows.of(streams)["flags"] &= np.uint32(ENDS | FINAL)
         if priority is not None:
             priorities = priority_rules.column_of(priority, rows.steps)
             priority_rules.check_sent(priorities)
@@ -153,7 +150,7 @@ class RowBuffer(Records):
             frames = [memoryview(one)[:size] for one, size in zip(frames, sizes, strict=True)]
             if self.slot is None or nbytes < SLOT_FROM:
                 frames, buffer = [zmq.Frame(one, copy=True) for one in frames], None
-        streams = frozenset(np.unique(self.heads["stream"][:n]).tolist())
+        streams = frozenset(self.heads["stream"][:n].tolist())
         return Entry(Insert(n, frames), n, nbytes, self.finals, streams, buffer)
 
 
@@ -230,9 +227,8 @@ class StreamNumbers:
 def ended(rows: Rows) -> list[int]:
     """Return the streams whose last row here ends an episode."""
     assert rows.heads is not None
-    streams, flags = rows.heads["stream"], rows.heads["flags"]
-    last = len(rows) - 1 - np.unique(streams[::-1], return_index=True)[1]
-    return [int(one) for one in streams[last[flags[last] != 0]]]
+    last = dict(zip(rows.heads["stream"].tolist(), rows.heads["flags"].tolist(), strict=True))
+    return [stream for stream, flags in last.items() if flags]
 
 
 def checked_priority(priority: object) -> float:

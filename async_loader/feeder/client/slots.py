@@ -122,8 +122,9 @@ class ReaderSlots:
         self._ring = SlotRing(count, self.layout.nbytes, spare)
         self._ring.segment.seal()
         self._theirs: dict[int, Lease] = {}
+        self._filled: dict[int, FilledSlot] = {}
         self._roots: dict[int, Lease] = {}
-        if self.copies:  # leased for good: every batch is copied out at once
+        if self.copies:  # leased for good: every batch is copied out
             self._roots = dict(self._leased() for _ in range(count))
             self._copier = Copier(self.layout)
         _all.add(self)
@@ -144,7 +145,7 @@ class ReaderSlots:
         """Slots that can be given to the feeder."""
         if not self.copies:
             return self._ring.free
-        return len(self._roots) - len(self._theirs)
+        return sum(map(self._is_free, self._roots))
 
     @property
     def theirs(self) -> int:
@@ -163,7 +164,7 @@ class ReaderSlots:
         """Return the free slots; they are the feeder's from here on."""
         given = []
         if self.copies:
-            given = [one for one in self._roots if one not in self._theirs]
+            given = [one for one in self._roots if self._is_free(one)]
             self._theirs.update((slot, self._roots[slot]) for slot in given)
         else:
             while (leased := self._ring.lease()) is not None:
@@ -180,13 +181,20 @@ class ReaderSlots:
         root = self._theirs.pop(place.slot, None)
         if root is None:
             raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
-        block = self._copier.copy(root) if self.copies else root
-        return FilledSlot(self, place.slot, place.rows, block)
+        filled = FilledSlot(self, place.slot, place.rows, root)
+        if self.copies:
+            self._filled[place.slot] = filled
+        return filled
+
+    def _is_free(self, slot: int) -> bool:
+        """Of a small batch: whether the slot is not the feeder's, and its batch was copied."""
+        last = self._filled.get(slot)
+        return slot not in self._theirs and (last is None or last.root is not self._roots[slot])
 
     def arrays(self, filled: FilledSlot) -> Arrays:
         """Return a slot's batch: views while slots can be lent, else copies. Cost: 6 us."""
         root, rows = filled.root, filled.rows
-        if self.copies:
+        if self.copies:  # `copy` was called, or the memory is closed and stays as it is
             arrays = self._copier.arrays(root)
         elif self._may_lend(filled.slot):
             arrays = self.layout.views(root)
@@ -206,6 +214,7 @@ class ReaderSlots:
     def close(self) -> None:
         """Close the memory. Lent batches keep theirs."""
         self._theirs.clear()
+        self._filled.clear()
         self._roots.clear()
         self._ring.segment.close()
 
@@ -223,7 +232,7 @@ class FilledSlot:
     slots : ReaderSlots
     slot, rows : int
     root : Lease | Block
-        Of a small batch a copy.
+        Of a small batch a copy, once it is taken.
     buffer : BatchBuffer | None
         The slot, if a full batch was lent in it: what a loader copies to a device.
     """
@@ -233,6 +242,11 @@ class FilledSlot:
     rows: int
     root: Lease | Block
     buffer: BatchBuffer | None = None
+
+    def copy(self) -> None:
+        """Copy a small batch, which frees its slot. Under the reader's lock."""
+        if self.slots.copies:
+            self.root = self.root[: self.slots.layout.nbytes].copy()
 
     def arrays(self) -> Arrays:
         """Return the arrays."""

@@ -12,7 +12,14 @@ from async_loader.errors import AsyncLoaderError, CannotSend, Unsupported
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.notifier import forks
-from async_loader.feeder.client.row_packer import NAN, OWN, RowPacker, checked_priority, ended
+from async_loader.feeder.client.row_packer import (
+    ENDS,
+    NAN,
+    OWN,
+    RowPacker,
+    checked_priority,
+    ended,
+)
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
 from async_loader.lifecycle import Deadline, seconds
@@ -162,18 +169,23 @@ class RemoteWriter:
             packer = self._agree(
                 self._deadline(timeout_s),
                 lambda: Schema.of_step(first),
-                lambda trial: trial.step(dict(values), terminated, truncated, final_obs),
+                lambda trial: trial.check(dict(values), terminated, truncated, final_obs),
             )
             assert packer is not None
-        if values is step and packer.stored and not packer.stored <= values.keys():
-            values = dict(values)  # the stored fields are added to it
+        said = 0
+        if terminated is not None or truncated is not None or not packer.stored <= values.keys():
+            if values is step:
+                values = dict(values)  # the stored fields are added to it
+            said = packer.writer_ends.into(values, terminated, truncated)
         streams = channel.streams
         if stream is None:  # without a call: this runs once for each step
             number = OWN
             streams.names[OWN] = streams.own
         else:
             number = streams.number(stream)
-        packed, flags, final = packer.step(values, terminated, truncated, final_obs)
+        packed, flags = packer.pack(values, said, final_obs is not None)
+        flags &= ENDS
+        final = None if final_obs is None else packer.final(final_obs)
         try:
             if not flags and final is None:
                 with channel.lock:
@@ -253,7 +265,7 @@ class RemoteWriter:
         deadline, channel, count = self._deadline(timeout_s), self._channel, count_of(batch)
         each = names if isinstance(names, list) else [names]
         numbers = np.array([self._streams.number(name) for name in each], np.uint32)
-        streams = np.broadcast_to(numbers, count) if len(numbers) == 1 else numbers
+        streams = np.full(count, numbers[0], np.uint32) if len(numbers) == 1 else numbers
 
         def made(packer: RowPacker) -> Rows:
             return packer.batch(dict(batch), streams, priority, final_obs, terminated, truncated)

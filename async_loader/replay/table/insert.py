@@ -14,7 +14,7 @@ from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.field_table import NO_FIELDS
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, LOOKAHEAD, SHOWN
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
 from async_loader.replay.table.records import (
@@ -308,15 +308,14 @@ class Inserter:
         if limits is None or start == len(heads):
             return len(heads)
         streams, flags = heads["stream"][start:], heads["flags"][start:]
-        steps = np.cumsum(flags & FINAL == 0)
-        count = int(np.searchsorted(steps, max(0, limits.insertable() - ahead), "right"))
-        if table.g[LOOKAHEAD] and (ends := np.flatnonzero(flags[:count] & ENDS)).size:
-            count = int(ends[0]) + 1  # that makes items of all steps that waited
-            count += bool(flags[count - 1] & AWAITS)
+        steps, ended = flags & FINAL == 0, flags & ENDS != 0
+        alone = ~(steps | ended)  # a final observation, which its step brings along
+        # an end may make two items: its own step's, and that of the step before
+        wanted = np.cumsum(steps.astype(np.int64) + ended) - ended - alone
+        count = int(np.searchsorted(wanted, max(0, limits.insertable() - ahead), "right"))
         if not table.keeps or not count:
             return start + count
-        alone = flags & (FINAL | ENDS) == FINAL
-        rows = np.cumsum((flags & FINAL == 0) | alone | (flags & SHOWN != 0))
+        rows = np.cumsum(steps | alone | (flags & SHOWN != 0))
         room = table.room_for((int(streams[0]),) if table.reserve else ())
         if rows[count - 1] > room:
             if room <= table.reserve:  # the rest is for the first stream

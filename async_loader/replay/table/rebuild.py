@@ -46,18 +46,19 @@ def derive(table: Items, first: int) -> None:
     flags = heads[:, r.FLAGS // 8]
     used = np.flatnonzero(ids >= 0)
     steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
+    whole = complete(table, steps, int(g[r.LOOKAHEAD]))
     if table.free is None:
         # those that show a step which the table would not hold any more had it been written to
-        oldest = ids[used].copy()
+        oldest = ids[whole].copy()
         for _ in range(g[r.DEPTH] - 1):
             at = oldest % len(ids)
             before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
             oldest = np.where(before >= 0, before, oldest)
         gone = oldest < max(first, int(g[r.CURSOR]) - table.window)
-        flags[used[gone]] |= r.DELETED
-        steps = steps[flags[steps] & r.DELETED == 0]
+        flags[whole[gone]] |= r.DELETED
+        whole = whole[~gone]
     items.alive[:] = 0
-    items.alive[complete(table, steps, int(g[r.LOOKAHEAD]))] = 1
+    items.alive[whole] = 1
     g[r.COUNT] = np.count_nonzero(items.alive)
     g[r.TOP] = used[-1] + 1 if len(used) else 0
 
