@@ -2,63 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
-
-
-class Heap:
-    """Rows with keys, smallest first; of equal keys the one that was set earlier.
-
-    Parameters
-    ----------
-    rows : int
-    """
-
-    def __init__(self, rows: int) -> None:
-        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
-
-        self._k: Any = row_kernels
-        self._heap = np.full(rows, -1, np.int64)
-        self._places = np.full(rows, -1, np.int64)
-        self._keys, self._ages = np.zeros(rows), np.zeros(rows, np.int64)
-        self._counts = np.zeros(2, np.int64)  # rows in the heap; the age of the next key
-
-    def __len__(self) -> int:
-        return int(self._counts[0])
-
-    @property
-    def order(self) -> Rows:
-        """The rows in the order of the heap: nearly sorted, and sorted after `sort`."""
-        return self._heap[: len(self)]
-
-    def put(self, rows: Rows, keys: Floats) -> None:
-        """Set the keys of rows, new or known."""
-        self._k.put(*self._arrays, rows, keys)
-
-    def remove(self, rows: Rows) -> None:
-        self._k.take_out(*self._arrays, rows)
-
-    def smallest(self, count: int) -> Rows:
-        """Return the first ``count`` rows in order, or all."""
-        out = np.empty(min(count, len(self)), np.int64)
-        self._k.smallest(*self._arrays, out)
-        return out
-
-    def sort(self) -> None:
-        """Make `order` exact. O(n log n)."""
-        rows = self.order
-        rows[:] = rows[np.lexsort((self._ages[rows], self._keys[rows]))]
-        self._places[rows] = np.arange(len(rows))
-
-    @property
-    def _arrays(self) -> tuple[Any, ...]:
-        return self._heap, self._places, self._keys, self._ages, self._counts
 
 
 class HeapSampler(Binding):
@@ -70,7 +20,18 @@ class HeapSampler(Binding):
     _sign: ClassVar[float] = -1.0
 
     def reset(self) -> None:
-        self._heap = Heap(self._items.rows)
+        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
+
+        self._k, rows = row_kernels, self._items.rows
+        self._rows, self._places = np.full((2, rows), -1, np.int64)
+        self._keys, self._ages = np.zeros(rows), np.zeros(rows, np.int64)
+        self._counts = np.zeros(2, np.int64)  # rows in the heap; the age of the next key
+        self._heap = self._rows, self._places, self._keys, self._ages, self._counts
+
+    @property
+    def _order(self) -> Rows:
+        """The rows in the order of the heap: nearly sorted."""
+        return self._rows[: self._counts[0]]
 
     def check(self, priority: Priorities) -> None:
         priority_rules.check(priority)
@@ -83,10 +44,10 @@ class HeapSampler(Binding):
         self._put(rows, priority)
 
     def _put(self, rows: Rows, priority: Priorities) -> None:
-        self._heap.put(rows, self._sign * priority)
+        self._k.put(*self._heap, rows, self._sign * priority)
 
     def remove(self, rows: Rows) -> None:
-        self._heap.remove(rows)
+        self._k.take_out(*self._heap, rows)
 
 
 class _ByPriority(HeapSampler):
@@ -100,7 +61,9 @@ class _ByPriority(HeapSampler):
     repeats = False
 
     def draw(self, count: int) -> Draw:
-        return Draw(self._heap.smallest(count))
+        out = np.empty(min(count, len(self._order)), np.int64)
+        self._k.smallest(*self._heap, out)
+        return Draw(out)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"

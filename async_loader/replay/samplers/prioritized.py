@@ -84,9 +84,11 @@ class RankPrioritized(HeapSampler):
         self._changes += len(rows)
 
     def draw(self, count: int) -> Draw:
-        held = len(self._heap)
+        rows = self._order
+        held = len(rows)
         if self._changes >= (self.resort_every or held):
-            self._heap.sort()
+            rows[:] = rows[np.lexsort((self._ages[rows], self._keys[rows]))]
+            self._places[rows] = np.arange(held)
             self._changes = 0
         beta = self._schedule.at(self._draws)
         self._draws += 1
@@ -98,7 +100,7 @@ class RankPrioritized(HeapSampler):
             self.normalize
         ]
         scale = None if self.normalize == "none" else lambda: -beta * math.log(base)
-        return Draw(self._heap.order[places], ((base / mass) ** beta).astype(np.float32), scale)
+        return Draw(rows[places], ((base / mass) ** beta).astype(np.float32), scale)
 
     def __repr__(self) -> str:
         settings = (
