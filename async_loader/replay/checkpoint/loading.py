@@ -62,7 +62,8 @@ def load_into(
             )
             loading.samplers()
             with table_state.lock:
-                table_state.own_alone()
+                table_state.check_open()
+                table_state.catch_up()
                 loading.replace(table_state)
                 table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
                 table_sampler.forget()

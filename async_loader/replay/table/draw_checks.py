@@ -31,7 +31,10 @@ class DrawChecks:
         """
         table_state = self._table_state
         table_state.catch_up()
-        held, most = self._drawable(sampler)
+        held = 0
+        most: int | None = 0  # in one draw
+        if table_state.ready:
+            held, most = table_state.table.held_for(sampler), table_state.table.drawable(sampler)
         limits = table_state.limits
         once = not sampler.repeats or bool(table_state.max_times_sampled)
         if limits is not None and not limits.may_sample(count):
@@ -47,15 +50,6 @@ class DrawChecks:
             self._check_ever(sampler, count, min_size, most or 0)
         lag = _inner(sampler)
         return reason + (lag.left_out if isinstance(lag, LagSampler) else "")
-
-    def _drawable(self, sampler: Sampler) -> tuple[int, int | None]:
-        """Return how many items there are, and how many of them one draw can hold; ``None``: any
-        number. Under the lock.
-        """
-        if not self._table_state.ready:
-            return 0, 0
-        table = self._table_state.table
-        return table.held_for(sampler), table.drawable(sampler)
 
     def _check_ever(self, sampler: Sampler, count: int, min_size: int, held: int) -> None:
         """Raise ConfigError if ``count`` items can never be drawn at once. ``held``: now."""

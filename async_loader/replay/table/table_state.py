@@ -44,11 +44,6 @@ class TableState(TableAccess):
         found.append(self.table.left_out_by)
         return {reason: sum(one.get(reason, 0) for one in found) for reason in REASONS}
 
-    def own_alone(self) -> None:
-        """Raise unless this process may replace the table's contents. Under the lock."""
-        self.check_open()
-        self.catch_up()
-
     def close(self, timeout_s: float | None) -> None:
         """Close the table, and wake every waiting call."""
         seconds_or_none("timeout_s", timeout_s)
@@ -67,7 +62,7 @@ class TableState(TableAccess):
     def allocate(self, schema: Schema) -> None:
         """Allocate the table, under the lock. Raises what the constructor of ReplayBuffer does."""
         storable(schema)
-        ReadPlan.of(schema)  # a next= that cannot be delivered shows here
+        shown = ReadPlan.of(schema, self.view)  # what cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
         if linked and type(self.remover) is not Fifo:
             raise ConfigError(
@@ -75,9 +70,11 @@ class TableState(TableAccess):
                 f"and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
-        if self.view is not None:
-            ReadPlan.of(schema, self.view)
-        layout = self.layout_of(schema)
+        if self.max_bytes is not None:
+            layout = StorageLayout.within(schema, self.max_bytes, self.capacity)
+        else:
+            assert self.capacity is not None
+            layout = StorageLayout.of(schema, self.capacity)
         if layout.ring[1]:
             self._check_compressed(layout)
         storage = Storage.create(layout, self.folder)
@@ -95,7 +92,7 @@ class TableState(TableAccess):
             self._check_sequences(self.view, table)
         check_end_names(schema, self.view)
         self.check_view(table, table.schema_lookahead)
-        self._see(table, schema)
+        self.look_ahead(shown, table)
         self.sampler.bind(table.items, for_sampler)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
@@ -119,10 +116,6 @@ class TableState(TableAccess):
                 "compress need, and this table may lose no item before it was drawn: leave "
                 "max_bytes out (memory is taken as values come), or leave the codec out"
             )
-
-    def _see(self, table: Table, schema: Schema) -> None:
-        if self.view is not None:
-            self.look_ahead(ReadPlan.of(schema, self.view), table)
 
     def sequence_sampler(self, view: Sequences) -> SequenceSampler:
         """Return what draws the sequences of a view as the table's sampler draws steps.
@@ -195,16 +188,8 @@ class TableState(TableAccess):
         Under the lock; raises ConfigError if the table cannot.
         """
         table = self.table if table is None else table
-        if read_plan.lookahead > table.g[LOOKAHEAD]:
-            self.check_look_ahead(read_plan, table)
-            table.look_ahead(read_plan.lookahead)
-            self._link(table)
-
-    def check_look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """Raise what `look_ahead` raises for a read plan that needs more successors than items
-        have. Under the lock.
-        """
-        table = self.table if table is None else table
+        if read_plan.lookahead <= table.g[LOOKAHEAD]:
+            return
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
             wanted = (
@@ -218,6 +203,8 @@ class TableState(TableAccess):
                 f"{wanted} needs steps that follow each other, and {self.remover!r} "
                 "takes them out of order"
             )
+        table.look_ahead(read_plan.lookahead)
+        self._link(table)
 
     def _link(self, table: Table) -> None:
         self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)
@@ -257,7 +244,7 @@ class TableState(TableAccess):
         """
         table = self.table
         table.look_ahead(lookahead)
-        self._see(table, table.storage.layout.schema)
+        self.look_ahead(ReadPlan.of(table.storage.layout.schema, self.view))
         self._link(table)
         self.waiters.ring()
 
@@ -283,10 +270,3 @@ class TableState(TableAccess):
                 f"{remedy}raise the capacity to {depth + lookahead:,} or more"
             )
         check_room(self.limiter, capacity, surely)
-
-    def layout_of(self, schema: Schema) -> StorageLayout:
-        """Return the layout for the capacity that was asked for."""
-        if self.max_bytes is not None:
-            return StorageLayout.within(schema, self.max_bytes, self.capacity)
-        assert self.capacity is not None
-        return StorageLayout.of(schema, self.capacity)
