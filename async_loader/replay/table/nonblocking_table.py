@@ -155,20 +155,10 @@ class NonblockingTable:
         return limiter is not None and limiter.hands_out_all(times, capacity or 0)
 
     @property
-    def sampler(self) -> Sampler:
-        """The sampler of the table itself."""
-        return self._table_state.sampler
-
-    @property
     def no_priorities(self) -> str | None:
         """Why steps have no priorities here, cut to a message's length; ``None`` if they may."""
         why = self._table_state.no_priorities
         return None if why is None else why[:_TEXT]
-
-    @property
-    def eta(self) -> float | None:
-        """See `TableState.eta_of`."""
-        return self._table_state.eta_of()
 
     def nothing(self, count: int) -> Exception:
         """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
@@ -324,7 +314,9 @@ class NonblockingTable:
             Asked once, for a ``max_lag``; later versions are told to `SamplerSession.publish`.
         """
         if check is not None:
-            check(self.shown(view, (self.sampler if given is None else given).weighted))
+            check(
+                self.shown(view, (self._table_state.sampler if given is None else given).weighted)
+            )
         chosen = sampler_for(
             self._table_state, given, seed, rank, world_size, view, max_lag, newest_of, masses
         )

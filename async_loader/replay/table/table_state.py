@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
-from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
 from async_loader.replay.episode_ends import check_end_names
@@ -154,14 +152,7 @@ class TableState(TableAccess):
         self.catch_up()
         self.look_ahead(ReadPlan.of(self.table.storage.layout.schema, view))
         self.table.across |= view.crosses
-        of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
-
-        def geometry() -> Ids:
-            table_state = of_this()
-            assert table_state is not None
-            return table_state.table.g
-
-        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
+        return SequenceSampler(view, sampler, self.table.items, self.table.g, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""
