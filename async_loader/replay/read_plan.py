@@ -19,13 +19,14 @@ from async_loader.replay.base.field_table import (
     IS_FIRST,
     LAST,
     MASK,
+    NO_PLAN,
+    NUMBERS,
     RELABELLED,
     RETURN,
     STEP,
     STEP_INDEX,
     STEPS,
 )
-from async_loader.replay.base.read_table import NO_PLAN, read_table
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, tops_of
@@ -116,21 +117,24 @@ class ReadPlan:
     hidden: tuple[Output, ...] = ()
 
     def table(self) -> Ids:
-        """Return what kernels know of it, see read_table.py; empty for items of one row."""
+        """Return what kernels know of it, see field_table.py; empty for items of one row."""
         view = self.sequence
         if view is None and self.gamma is None and self.depth == 1 and not self.successor:
             return NO_PLAN
-        return read_table(
-            before=self.depth,
-            span=self.span,
-            dilation=1 if view is None else view.dilation,
-            least=1 if view is None else view.least,
-            followed=self.successor,
-            whole=view is not None and bool(view.whole),
-            across=view is not None and view.crosses,
-            following=self.goals is not None and self.goals.following,
-            gamma=self.gamma,
-        )
+        places, numbers = self.depth + 2 * self.span + 1, self.span + 1
+        dilation, least = (1, 1) if view is None else (view.dilation, view.least)
+        whole, across = view is not None and bool(view.whole), view is not None and view.crosses
+        following = self.goals is not None and self.goals.following
+        made = np.zeros(NUMBERS + numbers + 5 * places, np.int64)
+        made[:NUMBERS] = (
+            self.depth, self.span, dilation, least, self.successor, whole, across, following, places
+        )  # fmt: skip
+        if self.gamma is not None:
+            discounts = made[NUMBERS : NUMBERS + numbers].view(np.float64)
+            discounts[:] = self.gamma ** np.arange(numbers)
+        steps, axis = (self.span - 1) // dilation + 1, len(made) - places
+        made[axis : axis + steps] = self.depth - 1 + dilation * np.arange(steps)
+        return made
 
     @property
     def span(self) -> int:

@@ -17,7 +17,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.lag_sampler import LagSampler

@@ -1,4 +1,14 @@
-"""The table of fields that kernels take: a row for each field, and the names of its columns."""
+"""What kernels take beside a table: a row for each field, and the names of its columns.
+
+# NOTE [read plans]
+What kernels know of items that show more than their own row: an int64 array for each reader,
+empty for items of one row. Numbers, then the discounts of returns, then scratch.
+
+The rows that an item shows have places: first those that only its stacks show, then its steps, each
+with the observation after its episode where there is one, then the row of a goal. The scratch has
+``PLACES`` words for each of: the ids, rows and versions of these rows, the place at which the
+episode of each begins, and the place of each step on the time axis.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +47,20 @@ RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
 
 
-# Of a sampler of sequences, in the order of its array.
-SPAN = 0  # steps from the first to the last
-SHORTEST = 1  # the same for a sequence that the end of its episode cuts short
-STRIDE = 2  # steps from the beginning of one to that of the next
-EPISODES = 3  # the longest episode that is a sequence; 0: sequences are parts of episodes
-LEARNED_FROM = 4  # the first step to learn from, counted from the sequence's first
-LEARNED = 5  # steps to learn from
-APART = 6  # from one of them to the next
-MOST = 7  # that one step completes
-GOES_ON = 8  # 1: sequences go on into the next episode of their stream
+BEFORE = 0  # steps that a stack shows: the item's own and those before it
+SPAN = 1  # steps from the first to the last, at most
+DILATION = 2  # steps from place to place of the time axis
+LEAST = 3  # places of the time axis that hold a step in every item
+FOLLOWED = 4  # 1: the observation after each step is shown
+WHOLE = 5  # 1: the item is an episode, and ends with it
+ACROSS = 6  # 1: it goes on into the next episode of its stream
+FOLLOWING = 7  # 1: what a step has achieved is in the row after it
+PLACES = 8
+NUMBERS = 9
+
+NO_PLAN: Ids = np.empty(0, np.int64)
+"""Of items that are one row each."""
+NO_GOALS: Ids = np.empty(0, np.int64)
 
 
 _item: Any = ctypes.c_char.from_buffer

@@ -15,7 +15,7 @@ from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ON
 from async_loader.replay.checkpoint import settings
 from async_loader.replay.checkpoint.manifest import Checkpoint
 from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
-from async_loader.replay.samplers.random_numbers import seeds_of
+from async_loader.replay.samplers.binding import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again

@@ -52,7 +52,7 @@ from async_loader.replay.checkpoint.manifest import (
     saves,
 )
 from async_loader.replay.checkpoint.settings import limiter_json, schema_json, settings_json
-from async_loader.replay.samplers.random_numbers import seeds_json
+from async_loader.replay.samplers.binding import seeds_json
 from async_loader.replay.stream_names import lasting_json
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState

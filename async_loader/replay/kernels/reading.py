@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.replay.base import read_table as t
+from async_loader.replay.base import field_table as t
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     ALIVE,
@@ -271,7 +271,7 @@ def copy_rows(
     """Read items by their rows, and fill in their ids; or by their ids, if ``rows`` is empty.
 
     Return how many are gone, and set ``taken``, if it has room, to the steps of each, 0 for one
-    that is gone. See field_table.py and read_table.py. Addresses in ``fields`` count from
+    that is gone. See field_table.py and field_table.py. Addresses in ``fields`` count from
     ``block``.
     """
     if len(plan):

@@ -1,13 +1,13 @@
 """Finds the rows that an item shows, without a lock, and says later whether they are the same.
 
-See base/read_table.py for their places.
+See base/field_table.py for their places.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from async_loader.replay.base import read_table as t
+from async_loader.replay.base import field_table as t
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     BASE,

@@ -12,7 +12,7 @@ from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.heaps import HeapSampler
+from async_loader.replay.samplers.ordered import HeapSampler
 from async_loader.replay.samplers.priority_rules import Linear, number, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
 from async_loader.replay.samplers.tree import MinTree, SumTree

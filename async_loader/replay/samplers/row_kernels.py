@@ -14,7 +14,7 @@ import numpy as np
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.samplers.sampler import Items, Rows
 
 END = -1

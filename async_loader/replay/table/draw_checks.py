@@ -7,7 +7,7 @@ from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.samplers.binding import Seeded
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table_state import TableState

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import rebuild, tell_all
-from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
@@ -321,8 +320,8 @@ class TableItems:
         """Rebuild what an interrupted call left half done, and write what was gathered."""
         raise NotImplementedError
 
-    def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
-        """See `TableWriting.write`."""
+    def end(self, numbers: Iterable[int], flags: int) -> None:
+        """See `TableWriting.end`."""
         raise NotImplementedError
 
     @property

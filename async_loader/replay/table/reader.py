@@ -17,16 +17,16 @@ from async_loader.replay.base.field_table import (
     ARRAY_STRIDE,
     FRAMES,
     NBYTES,
+    NO_GOALS,
     READING,
     TIMES,
     UNIT,
     address_of,
 )
-from async_loader.replay.base.read_table import NO_GOALS
 from async_loader.replay.base.row_format import DELETED, FINAL, FLAGS, ID
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import BatchArrays, Target, split_index
 from async_loader.replay.table.compressed_ring import CompressedValues
 from async_loader.replay.table.goal_reader import GoalReader

@@ -98,13 +98,6 @@ def plain_heads(count: int) -> Heads:
     return heads
 
 
-def end_heads(streams: Sequence[int], flags: int) -> Heads:
-    """Return heads of records that end the episodes of these streams. See row_format.py, SHOWN."""
-    heads = plain_heads(len(streams))
-    heads["stream"], heads["flags"] = streams, FINAL | flags
-    return heads
-
-
 def finals_of(heads: Heads) -> int:
     """Return how many records are not steps."""
     return int(np.count_nonzero(heads["flags"] & FINAL))

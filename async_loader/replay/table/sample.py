@@ -14,8 +14,7 @@ from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut
-from async_loader.replay.samplers.random_numbers import RandomNumbers
-from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.samplers.binding import RandomNumbers, Seeded
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.draw_checks import DrawChecks
 from async_loader.replay.table.reader import ReplayReader

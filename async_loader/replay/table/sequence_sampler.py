@@ -8,7 +8,6 @@ import numpy as np
 
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Ids
-from async_loader.replay.base import field_table as q
 from async_loader.replay.samplers import Draw, Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.views import Sequences
@@ -185,9 +184,9 @@ class SequenceSampler(InnerSampler):
     def _found(self, rows: Rows) -> Rows:
         """Return the sequences that are complete with steps; one may come twice."""
         done, parts = 0, []
-        room = len(rows) + int(self._shape[q.MOST])
+        room = len(rows) + int(self._shape[self._k.MOST])
         found, count = (
-            np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
+            np.empty(min(room, max(_FOUND, int(self._shape[self._k.MOST]))), np.int64),
             np.zeros(1, np.int64),
         )
         while done < len(rows):

@@ -11,10 +11,8 @@ from async_loader.errors import ConfigError
 from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.samplers import Prioritized, Sampler, Uniform
-from async_loader.replay.samplers.binding import like
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers, Seeded, innermost, like
 from async_loader.replay.samplers.sampler import check_sampler
-from async_loader.replay.samplers.seeded import Seeded, innermost
 from async_loader.replay.table.batch_arrays import Target
 from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of

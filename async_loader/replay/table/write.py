@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING, address_of
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NO_FIELDS,
+    WRITING,
+    address_of,
+)
 from async_loader.replay.base.row_format import HEAD, RECORD_HEAD
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.items import FreeRows
-from async_loader.replay.table.records import Batches, Heads, Records, RowSource
+from async_loader.replay.table.records import Batches, Heads, Records, RowSource, plain_heads
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.streams import TableStreams
 from async_loader.source import Applied
@@ -173,6 +179,19 @@ class TableWriting(TableStreams):
                 self._stale.discard(stream)
             else:
                 self.begin_anew((stream,))
+
+    def end(self, numbers: Iterable[int], flags: int, final: Sequence[Array] = ()) -> None:
+        """End the open episodes of these streams.
+
+        ``final``: the observations after them, for a schema that shows these; see row_format.py,
+        SHOWN.
+        """
+        listed = list(numbers)
+        self._stale.difference_update(listed)
+        heads, ids = plain_heads(len(listed)), np.empty(len(listed), np.int64)
+        heads["stream"], heads["flags"] = listed, r.FINAL | flags
+        fields = self.fields_of(final, self.packer.followed) if final else NO_FIELDS
+        self.write(RowSource.of(fields, heads), len(heads), ids)
 
     def load_writing(self) -> None:
         """Load the kernel that writes, which the first steps would wait for: 0.3 s."""
