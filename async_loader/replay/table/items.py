@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from async_loader.replay.array_types import Bytes, Floats, Ids
+from async_loader.replay.array_types import Array, Bytes, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
@@ -21,6 +22,18 @@ from async_loader.replay.views import depth_and_lookahead
 NO_ROWS: Ids = np.empty(0, np.int64)
 _NO_FLOATS = np.empty(0)
 _FIRST_STREAMS = 64
+
+
+def _column_of(storage: Storage) -> Callable[[str], Array]:
+    """Return `Storage.column`, which does not keep the memory: a sampler may be kept for longer."""
+    of_this = weakref.ref(storage)
+
+    def column(name: str) -> Array:
+        there = of_this()
+        assert there is not None
+        return there.column(name)
+
+    return column
 
 
 class FreeRows:
@@ -96,7 +109,7 @@ class TableItems:
         self.storage, self.keeps, self._most = storage, keeps, max_times_sampled
         layout = storage.layout
         rows = layout.rows
-        self.items: Items = Items(rows, column=storage.column)
+        self.items: Items = Items(rows, column=_column_of(storage))
         self.dirty = np.zeros(rows, np.uint8)
         self.ids = np.full(rows, -1, np.int64)
         self.last = np.full(_FIRST_STREAMS, -1, np.int64)
