@@ -19,8 +19,13 @@ from async_loader.names import (
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.episode_ends import how_ended
-from async_loader.replay.queues import capacity_of, check_limiter, check_stack
-from async_loader.replay.rate_limiter import Queue, RateLimiter
+from async_loader.replay.rate_limiter import (
+    Queue,
+    RateLimiter,
+    capacity_of,
+    check_limiter,
+    check_stack,
+)
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource

@@ -180,7 +180,7 @@ class ReadPlan:
         goals, parts = None, []
         if sequence is not None:
             if sequence.ragged:
-                _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see ragged.py
+                _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see views.py
             for name, dtype, kind in _OF_SEQUENCES:
                 computed.append(_computed(name, dtype, kind).over(sequence.steps, kind))
         elif view is not None:
