@@ -319,7 +319,7 @@ class ReplayBuffer(TableMethods):
                 nbytes=self.nbytes,
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
-                stale=table_state.stale(),
+                stale=sum(table_state.left_out_by.values()),
                 compressed_nbytes=compressed_nbytes,
                 compression=compression,
                 full=full,

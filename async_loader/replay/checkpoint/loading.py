@@ -87,28 +87,24 @@ class _Loading:
         return found
 
     def into(self, make: Callable[..., Any]) -> Any:
-        given, saved = self._given, self._saved
-        capacity = given.get("capacity", saved["capacity"])
-        max_bytes: Any = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
-        buffer = make(
-            f"{max_bytes}B" if capacity is None else capacity,
-            **self.samplers(),
-            limiter=given["limiter"]
-            if "limiter" in given
-            else settings.limiter_of(saved["limiter"]),
-            view=given["view"] if "view" in given else settings.settings_of(saved["view"], "view"),
-            max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
-            seed=given.get("seed"),
-            disk=given.get("disk"),
-            max_bytes=None if capacity is None else max_bytes,
-        )
+        given, saved = dict(self._given), self._saved
+        if "capacity" not in given:
+            given = {"max_bytes": saved["max_bytes"], **given}
+        capacity = given.pop("capacity", saved["capacity"])
+        if capacity is None:
+            capacity = f"{given.pop('max_bytes')}B"
+        if "view" not in given:
+            given["view"] = settings.settings_of(saved["view"], "view")
+        given.setdefault("limiter", settings.limiter_of(saved["limiter"]))
+        given.setdefault("max_times_sampled", saved["max_times_sampled"])
+        buffer = make(capacity, **{**given, **self.samplers()})
         table_state: TableState = buffer._table_state
-        if "seed" not in given:
+        if "seed" not in self._given:
             # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = seeds_of(saved["seeds"], 0)
         with table_state.lock:
             self.replace(table_state)
-        if "seed" not in given:
+        if "seed" not in self._given:
             table_state.seeds = seeds_of(saved["seeds"])
         return buffer
 

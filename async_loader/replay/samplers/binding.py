@@ -62,12 +62,9 @@ class RandomNumbers:
 
     def take(self, count: int) -> Floats:
         """Return the next ``count`` numbers. Read-only."""
-        start = self._next
-        if start + count > len(self._ahead):
-            self.ahead(count)
-            start = self._next
-        self._next = start + count
-        return self._ahead[start : start + count]
+        numbers = self.ahead(count)[:count]
+        self.drop(count)
+        return numbers
 
     def state(self) -> dict[str, Any]:
         """Return the seed, and how many numbers were used."""

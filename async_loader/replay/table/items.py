@@ -145,7 +145,6 @@ class TableItems:
         self._told: list[Sampler] = []
         # To be detached: a finalizer adds to it, which cannot wait for the lock.
         self.leaving: deque[Sampler] = deque()
-        self.left_out_by: dict[str, int] = {}  # by detached samplers, see LagSampler
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
         self._reads_fields: list[Callable[[Ids], None]] = []
@@ -254,11 +253,8 @@ class TableItems:
         told = [one for one in self._told if one is not sampler]
         if len(told) == len(self._told):
             return
-        left_out = dict(self.left_out_by)
-        for reason, count in getattr(sampler, "left_out_by", {}).items():
-            left_out[reason] = left_out.get(reason, 0) + count
         self.unfinished = True
-        self._told, self.left_out_by = told, left_out
+        self._told = told
         self._sort_told()
         self.unfinished = False
 

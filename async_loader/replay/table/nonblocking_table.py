@@ -283,7 +283,7 @@ class NonblockingTable:
     def stale_by_reason(self) -> dict[str, int]:
         """Steps that readers with ``max_lag`` have left out, by reason: see `LagSampler`."""
         with self._table_state.lock:
-            return self._table_state.stale_by_reason()
+            return dict(self._table_state.left_out_by)
 
     # -- out ---------------------------------------------------------------------------------------
 

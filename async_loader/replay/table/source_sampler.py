@@ -281,6 +281,7 @@ def _within_lag(
         lambda: table_state.table.storage.cell(place),
         lambda rows: table_state.table.given_to(rows),
         seeds,
+        table_state.left_out_by,
         newest_of(weights_of(schema)),
         table_state.end_later if table_state.max_times_sampled else None,
     )

@@ -20,6 +20,7 @@ from async_loader.replay.limiter_state import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter, check_sequences
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
+from async_loader.replay.table.lag_sampler import REASONS
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
@@ -83,6 +84,8 @@ class TableAccess:
         # Whether something reads the table without `catch_up`: nothing is gathered then.
         self.served = False
         self.needs_priority = False  # a step without one may be refused
+        # Steps that samplers left out because of their lag, by reason: see LagSampler.
+        self.left_out_by = dict.fromkeys(REASONS, 0)
         # Ids of items to be ended: see `end_later`.
         self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.

@@ -18,7 +18,6 @@ from async_loader.replay.rate_limiter import check_sequences
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
-from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
@@ -29,18 +28,6 @@ from async_loader.schema import Schema
 
 class TableState(TableAccess):
     """The table, once its schema is known, with its lock, its limits and its waiting calls."""
-
-    def stale(self) -> int:
-        """Return how many items samplers left out because of their lag. Under the lock."""
-        return sum(self.stale_by_reason().values())
-
-    def stale_by_reason(self) -> dict[str, int]:
-        """As `stale`, by reason: see `LagSampler`; detached samplers count on. Under the lock."""
-        if self._table is None:
-            return dict.fromkeys(REASONS, 0)
-        found = [one.left_out_by for one in self.table.samplers if isinstance(one, LagSampler)]
-        found.append(self.table.left_out_by)
-        return {reason: sum(one.get(reason, 0) for one in found) for reason in REASONS}
 
     def close(self, timeout_s: float | None) -> None:
         """Close the table, and wake every waiting call."""
