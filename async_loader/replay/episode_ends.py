@@ -1,6 +1,6 @@
 """How a step says that its episode ends: by fields, by flags, by the infos of a vector of
-environments, or by a call after it. And names that other libraries give to such fields, which would
-be plain ones here.
+environments and how these reset, or by a call after it. And names that other libraries give to such
+fields, which would be plain ones here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _IF_BOOL = {
 """Words that may mean something else, such as a duration."""
 _BESIDE = {"i", "wa", "ha", "of", "the", "episode", "ep", "step", "flag", "by", "at"}
 """Without an "s" at the end, as of "is" and "flags"."""
+_AUTORESETS = ("nextstep", "samestep", "disabled")
 Info: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]] | None
 """One dict for all environments, or a list with one for each."""
 _FINALS = ("final_obs", "final_observation", "terminal_observation")
@@ -258,3 +259,36 @@ def _row_of(finals: Any, row: int, structure: tree.Structure) -> Any:
             for key, child in zip(structure.keys, structure.children, strict=True)
         }
     return finals
+
+
+def mode_of(envs: object, autoreset: object) -> str:
+    """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
+    metadata = getattr(envs, "metadata", None)
+    own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    if own is None and autoreset is None:
+        who = (
+            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode'])"
+            if hasattr(envs, "num_envs")
+            else f"vector_writer({envs!r}): a number does not say how the environments reset"
+        )
+        raise ConfigError(
+            f"{who}: give autoreset='next_step', 'same_step' or 'disabled'"
+            f"{'' if hasattr(envs, 'num_envs') else ', or the environments in place of the number'}"
+        )
+    said = own if autoreset is None else autoreset
+    if own is not None and _mode(own) != _mode(said):
+        raise ConfigError(
+            f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"
+        )
+    return _mode(said)
+
+
+def _mode(autoreset: object) -> str:
+    """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
+    said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
+    if said not in _AUTORESETS:
+        raise ConfigError(
+            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as "
+            "envs.metadata['autoreset_mode'] says"
+        )
+    return said

@@ -14,7 +14,7 @@ from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupp
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
-from async_loader.replay.episode_ends import Info, final_of, with_time_limits
+from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
@@ -22,7 +22,6 @@ from async_loader.table import AutoReset, Ids, VectorEnv
 
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
-_AUTORESETS = ("nextstep", "samestep", "disabled")
 _MOST = 1 << 20
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
@@ -62,7 +61,7 @@ class VectorWriter:
         self._count = count = positive("envs", getattr(envs, "num_envs", envs))
         if count > _MOST:
             raise ConfigError(f"envs={count:,}: a vector has {_MOST:,} environments at most")
-        self._mode = _mode_of(envs, autoreset)
+        self._mode = mode_of(envs, autoreset)
         self.streams = (
             [fresh_stream() for _ in range(count)]
             if streams is None
@@ -215,9 +214,7 @@ class VectorWriter:
 
     def _end_episodes(self, rows: list[int], final_obs: object) -> None:
         """End the open episodes of these environments."""
-        schema = self._writer.schema
-        linked = schema is not None and any(field.next is not None for field in schema.fields)
-        if final_obs is None or not linked:
+        if final_obs is None or not _About(self._writer.schema).linked:
             self._writer._end_episodes([self.streams[row] for row in rows])
             return
         for row in rows:
@@ -360,46 +357,13 @@ class _About:
         followed = [] if schema is None else [one for one in schema.fields if one.next is not None]
         # The field that next_obs follows.
         self.observed = followed[0].name.split(".")[0] if followed else "obs"
-        self.shows_next = schema is None or self.stores_next or bool(followed)
-        self.linked = schema is not None and any(field.next is not None for field in schema.fields)
+        self.linked = bool(followed)
+        self.shows_next = schema is None or self.stores_next or self.linked
         if self.linked and not all(name in known for name in _ENDS):
             raise SchemaError(
                 "a schema with a next=... that a vector of environments writes has the fields "
                 "terminated and truncated"
             )
-
-
-def _mode_of(envs: object, autoreset: object) -> str:
-    """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
-    metadata = getattr(envs, "metadata", None)
-    own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    if own is None and autoreset is None:
-        who = (
-            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode'])"
-            if hasattr(envs, "num_envs")
-            else f"vector_writer({envs!r}): a number does not say how the environments reset"
-        )
-        raise ConfigError(
-            f"{who}: give autoreset='next_step', 'same_step' or 'disabled'"
-            f"{'' if hasattr(envs, 'num_envs') else ', or the environments in place of the number'}"
-        )
-    said = own if autoreset is None else autoreset
-    if own is not None and _mode(own) != _mode(said):
-        raise ConfigError(
-            f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"
-        )
-    return _mode(said)
-
-
-def _mode(autoreset: object) -> str:
-    """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
-    said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
-    if said not in _AUTORESETS:
-        raise ConfigError(
-            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as "
-            "envs.metadata['autoreset_mode'] says"
-        )
-    return said
 
 
 def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
