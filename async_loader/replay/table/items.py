@@ -314,11 +314,6 @@ class TableItems:
         self._k.find(self.g, ids, rows, False)
         return rows
 
-    def names(self, rows: Ids) -> Ids:
-        """Return the ids of rows."""
-        names: Ids = self.ids[rows]
-        return names
-
     def remove(self, rows: Ids) -> None:
         """End the items of these rows."""
         self.unfinished = True
@@ -332,8 +327,3 @@ class TableItems:
     def end(self, numbers: Iterable[int], flags: int) -> None:
         """See `TableWriting.end`."""
         raise NotImplementedError
-
-    @property
-    def uses_up(self) -> bool:
-        """Whether each item ends after a number of draws."""
-        return self._most > 0

@@ -225,8 +225,6 @@ class Storage:
     ----------
     geometry : int64 array
         What kernels know of the table; see row_format.py. The table fills in the rest.
-    cells : list of arrays [rows, *shape]
-        Every field of all rows.
     ready : int
         Rows for which `make_ready` has been called.
     """
@@ -324,10 +322,6 @@ class Storage:
         geometry[row_format.STRIDE] = self.layout.stride
         geometry[row_format.ROWS] = self.layout.rows
         return geometry
-
-    @property
-    def cells(self) -> list[Array]:
-        return [self.cell(i) for i in range(len(self.layout.schema.fields))]
 
     def cell(self, i: int) -> Array:
         """Return field ``i`` of all rows, ``[rows, *shape]``; its locators if it has a codec."""

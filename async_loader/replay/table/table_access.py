@@ -70,7 +70,7 @@ class TableAccess:
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
         self.view, self.folder = view, folder
-        self.seeds = _seeds(seed)
+        self.seeds = np.random.SeedSequence(None if seed is None else whole_seed(seed))
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)
@@ -235,7 +235,7 @@ class TableAccess:
         """End the items of these rows when the table is used next. Under the lock, also while the
         table tells its samplers of changes.
         """
-        ids = self.table.names(rows)
+        ids = self.table.ids[rows]
         self._ending = ids if self._ending is None else np.concatenate((self._ending, ids))
 
     def _end_some(self) -> None:
@@ -259,7 +259,7 @@ class TableAccess:
             or self._limits is not None
             or table.free is not None
             or table.ring is not None
-            or table.uses_up
+            or self.max_times_sampled > 0
             or any(not type(one).__module__.startswith(_KNOWN) for one in table.samplers)
         )
         table.records.limit = 1 if one_by_one else table.records.capacity - 1
@@ -311,10 +311,6 @@ class TableAccess:
             return None
         full = limits.may_insert_together(count) and not self.has_room(rows, streams)
         return self.table.why_full() if full else limits.why_not_insert(count)
-
-
-def _seeds(seed: int | None) -> np.random.SeedSequence:
-    return np.random.SeedSequence(None if seed is None else whole_seed(seed))
 
 
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
