@@ -53,7 +53,8 @@ class ReplayBuffer(TableMethods):
 
     Threads: any, of the process that made it, may add and sample, and the workers of a loader read
     its memory directly, without a lock. Other processes write to a feeder: see
-    `async_loader.connect`. In a forked child every call raises Unsupported.
+    `async_loader.connect`. In a forked child adding and sampling raise
+    Unsupported.
 
     Parameters
     ----------
