@@ -8,7 +8,7 @@ from msgspec import structs
 
 from async_loader.feeder.wire import HindsightView, SequenceView
 from async_loader.feeder.wire import View as WireView
-from async_loader.replay.hindsight_parts import HindsightParts
+from async_loader.replay.hindsight_goals import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -12,15 +12,45 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
-from async_loader.replay.array_types import Array, Bools
+from async_loader.replay.array_types import Array, Bools, Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.buffer import ReplayBuffer, parts_of
-from async_loader.replay.table.newest_episodes import NewestEpisodes, newest_episodes
+from async_loader.replay.table.rebuild import in_order
+from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
 
 
-def episodes_of(table: ReplayBuffer) -> NewestEpisodes:
+class TableEpisodes(NamedTuple):
+    """The steps of a table that can be drawn, by episode.
+
+    Attributes
+    ----------
+    ids : int64 array [steps]
+        Of the steps, oldest first.
+    order : int64 array [steps]
+        Places in ``ids``, episode after episode.
+    starts : int64 array [episodes]
+        Where each begins in ``order``.
+    flags : int64 array [steps]
+        Of ``ids``: those of row_format.py.
+    sums : float64 array [episodes] | None
+        Of rewards; ``None`` for a table without a field ``reward`` of single numbers.
+    """
+
+    ids: Ids
+    order: Ids
+    starts: Ids
+    flags: Ids
+    sums: Floats | None
+
+    @property
+    def counts(self) -> Ids:
+        """Return the steps of each episode."""
+        return np.diff(np.append(self.starts, len(self.ids)))
+
+
+def episodes_of(table: ReplayBuffer) -> TableEpisodes:
     """Return the episodes of a table; parts of those whose other steps are gone or to come.
 
     Raises
@@ -36,11 +66,31 @@ def episodes_of(table: ReplayBuffer) -> NewestEpisodes:
     state = parts_of(table).state
     if not state.ready:
         none = np.empty(0, np.int64)
-        return NewestEpisodes(none, none, none, none, none.astype(np.bool_), None)
+        return TableEpisodes(none, none, none, none, None)
     with state.lock:
         state.check_open()
         state.catch_up()
-        return newest_episodes(state.table, int(state.table.g[r.ROWS]), drawable=True)
+        rows, storage = in_order(state.table), state.table.storage
+        ids, heads = state.table.ids[rows], storage.heads()[rows]
+        before, flags = heads[:, r.PREV // 8], heads[:, r.FLAGS // 8] % r.VERSION_ONE
+        at = np.minimum(np.searchsorted(ids, before), max(0, len(ids) - 1))
+        joined = (before >= 0) & (ids[at] == before) & (flags[at] & r.ENDS == 0)
+        root = np.where(joined, at, np.arange(len(ids)))
+        while not np.array_equal(further := root[root], root):
+            root = further
+        order = np.argsort(root, kind="stable")
+        starts = np.flatnonzero(np.diff(root[order], prepend=-1))
+        return TableEpisodes(ids, order, starts, flags, _sums(storage, rows[order], starts))
+
+
+def _sums(storage: Storage, rows: Ids, starts: Ids) -> Floats | None:
+    """Return the sum of the rewards of each episode."""
+    for i, field in enumerate(storage.layout.schema.fields):
+        if field.name == "reward" and field.shape == () and field.dtype.kind in "biuf":
+            rewards: Floats = storage.cell(i)[rows].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
+                return np.add.reduceat(rewards, starts) if len(starts) else rewards
+    return None
 
 
 def read_episodes(table: ReplayBuffer) -> Iterator[Episode]:

@@ -1,6 +1,6 @@
 """Batches with hindsight goals: the feeder has chosen the goals, and the rewards are computed here.
 
-See NOTE [parts] in replay/hindsight_parts.py.
+See NOTE [parts] in replay/hindsight_goals.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,17 @@ import numpy.typing as npt
 from async_loader import tree
 from async_loader.errors import Malformed
 from async_loader.feeder.client.batch_structure import BatchStructure
-from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
-from async_loader.replay.hindsight_parts import ACHIEVED, EACH, GOAL, INFO, PREFIX, STEPS
+from async_loader.replay.hindsight_goals import (
+    ACHIEVED,
+    EACH,
+    GOAL,
+    INFO,
+    PREFIX,
+    STEPS,
+    replace_returns,
+)
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.schema import Schema
+from async_loader.schema import END_FIELDS, Schema
 
 Array = npt.NDArray[Any]
 
@@ -57,15 +64,8 @@ class GoalBatches(BatchStructure):
         kept = [i for i in range(len(names)) if i not in parts.values()]
         super().__init__(_without_parts(schema, kept))
         self.schema, self._kept, self._view = schema, kept, view
-        places = {names[i]: k for k, i in enumerate(kept)}
-        self._places = ReturnPlaces(
-            reward=places[view.reward],
-            terminated=places.get("terminated", -1),
-            done=places.get("done", -1),
-            truncated=places.get("truncated", -1),
-            discount=places["discount"],
-        )
-        self._relabelled = places["relabelled"]
+        self._places = {names[i]: k for k, i in enumerate(kept)}
+        self._relabelled = self._places["relabelled"]
         # fields of a batch lie in front of the parts: their places are those of the table's plan
         self._each = [place for place in range(len(kept)) if f"{EACH}{place}" in parts]
         known = {*wanted, *(f"{EACH}{place}" for place in self._each)}
@@ -79,7 +79,8 @@ class GoalBatches(BatchStructure):
         steps, n = parts[STEPS][new], parts[ACHIEVED].shape[1]
         if len(steps) and not (steps.min() >= 1 and steps.max() <= n):
             raise Malformed(f"returns of {steps.min()} to {steps.max()} steps came, for {n}")
-        for i in {i for i in self._places if i >= 0} | {*self._each}:
+        changed = (self._view.reward, "discount", *END_FIELDS)
+        for i in {self._places[name] for name in changed if name in self._places} | {*self._each}:
             arrays[i] = arrays[i].copy()  # received ones may be read-only
         replace_returns(self._view, arrays, self._places, new, parts)
         return super().batch(arrays, server)

@@ -54,11 +54,10 @@ from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import View
+from async_loader.replay.views import Ragged, View, ragged
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch

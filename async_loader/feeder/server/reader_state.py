@@ -17,7 +17,7 @@ from async_loader.feeder.shared import BatchSlot, SharedBatchRing
 from async_loader.feeder.wire import BatchForm, ErrorCode, View
 from async_loader.feeder.wire_views import view_from
 from async_loader.replay.table.nonblocking_table import NonblockingTable
-from async_loader.replay.table.sampler_session import SamplerSession
+from async_loader.replay.table.source_sampler import SamplerSession
 from async_loader.replay.views import View as TableView
 from async_loader.schema import Schema
 

@@ -19,7 +19,7 @@ from async_loader.feeder.wire.codes import ErrorCode, Type
 from async_loader.feeder.wire.control import Body, TensorSpec
 from async_loader.feeder.wire.data import Buffer
 from async_loader.feeder.wire.schema_codec import schema_id
-from async_loader.replay.base.record_layout import RecordLayout
+from async_loader.replay.base.row_format import RecordLayout
 from async_loader.schema import Schema
 
 Column = NDArray[Any]

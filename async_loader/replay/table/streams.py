@@ -19,9 +19,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.table.items import TableItems
-from async_loader.replay.table.records import RowSource, end_heads
 
 
 class TableStreams(TableItems):
@@ -129,13 +127,6 @@ class TableStreams(TableItems):
     def begin_anew(self, numbers: Iterable[int]) -> None:
         """End the episodes of these streams that were open before the table was loaded."""
         self.end(self._stale.intersection(numbers), r.TRUNCATED)
-
-    def end(self, numbers: Iterable[int], flags: int) -> None:
-        """End the open episodes of these streams, without observations after them."""
-        listed = list(numbers)
-        self._stale.difference_update(listed)
-        heads = end_heads(listed, flags)
-        self.write(RowSource.of(NO_FIELDS, heads), len(heads), np.empty(len(heads), np.int64))
 
     def _ready(self, more: int) -> None:
         """Prepare the memory of ``more`` rows that are about to be written for the first time."""
