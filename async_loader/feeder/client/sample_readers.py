@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.wire import View
+from async_loader.replay.views import View
 
 _MOST_IDLE = 16
 Kind = tuple[int, View | None]

@@ -16,7 +16,6 @@ from async_loader.feeder.client.arguments import (
     batch_size_of,
     reader_wanted,
     save_path,
-    view_of,
 )
 from async_loader.feeder.client.batch_structure import local_ids, remote_ids
 from async_loader.feeder.client.calls import AnswerDeadline, Call
@@ -29,6 +28,7 @@ from async_loader.feeder.client.remote_table import RemoteTable, Timeout
 from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer_rows import WriterOptions
+from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import (
     About,
     AboutReply,
@@ -58,7 +58,7 @@ from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import View
+from async_loader.replay.views import View, checked_view
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
@@ -163,7 +163,7 @@ class TableClient(RemoteTable[RemoteSource]):
         deadline = AnswerDeadline(
             self._connection, None if own_s > LONGEST_S else own_s, self._timeout_s
         )
-        kind = size, view_of(view)
+        kind = size, checked_view(view)
 
         def make() -> RemoteSource:
             made = self._source(reader_wanted(self.name, view), view, 0, "auto")
@@ -208,7 +208,7 @@ class TableClient(RemoteTable[RemoteSource]):
 
     def _get(self, index: Any, view: View | None, timeout_s: Timeout) -> Batch:
         """As `get`, in as many messages as the answer takes. ``timeout_s``: for each message."""
-        ids, wanted, server = ids_of(index), view_of(view), self._connection.servers
+        ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
         left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
         parts: list[Any] = []

@@ -13,7 +13,6 @@ from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
-    Ack,
     CloseReader,
     CloseWriter,
     Done,
@@ -52,8 +51,6 @@ class ControlHandler:
         Makes the WELCOME.
     status : callable
         Makes the answer to STATUS.
-    patience_s : float
-        How long INSERTs of a closing writer may be on their way, after the last one received.
     """
 
     def __init__(
@@ -62,12 +59,10 @@ class ControlHandler:
         dispatcher: Dispatcher,
         welcome: Callable[[], Welcome],
         status: Callable[[], dict[str, Any]],
-        patience_s: float,
     ) -> None:
         self._server_state, self._welcome, self._status = server_state, welcome, status
         self.waits = PendingReplies(dispatcher)
-        self._dispatcher, self._patience_s = dispatcher, patience_s
-        self._ended: Malformed | None = None
+        self._dispatcher = dispatcher
         self.drain_asked: list[tuple[Session, Message]] = []
         dispatcher.on_hello = self._hello
         dispatcher.handlers[Plane.CONTROL] |= {
@@ -123,10 +118,7 @@ class ControlHandler:
         state, number = self._server_state, message.number
         self._check_stays()
         served = state.table(body.table)
-        before = session.close_writer(number)
-        if before is not None:
-            self.waits.drop(before)
-            before.insert_queue.leave(before)
+        session.close_writer(number)
         session.check_room("writers")
         schema = None if body.schema is None else schema_of(body.schema)
         if state.authenticator is not None and not state.authenticator.owns(
@@ -142,7 +134,7 @@ class ControlHandler:
             check_travels(agreed, f"table {served.name!r}", limits.control_bytes)
         try:
             writer, resumed = served.insert_queue.open(
-                session.number, number, body.producer, body.epoch, schema
+                session.number, number, body.producer, schema
             )
         except BaseException:
             state.release(body.producer)
@@ -152,7 +144,7 @@ class ControlHandler:
         assert served.table.schema is not None
         reply = Writer(
             schema=spec_of(served.table.schema),
-            applied=writer.producer.applied,
+            applied=writer.applied,
             window_bytes=state.window_bytes,
             window_rows=writer.window,
             queue=served.table.is_queue,
@@ -161,42 +153,13 @@ class ControlHandler:
         )
         return message.reply(reply, schema=served.insert_queue.layout.schema_id)
 
-    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> None:
+    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> Message:
         writer = session.writers.get(message.number)
-        if writer is None:
-            raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
-        before, state, last, producer = (
-            self.waits.drop(writer), self._server_state, body.last, writer.producer
-        )  # fmt: skip
-        served, asked = state.table(writer.insert_queue.name), state.clock()
-        begun = asked  # until when it was given time, if it is sent again
-        if before is not None and before.message.body == body:
-            begun = (before.until() or asked) - self._patience_s
-
-        def until() -> float | None:
-            """Return when INSERTs that did not come are given up."""
-            late = producer.received < last
-            return max(begun, writer.heard) + self._patience_s if late else None
-
-        def answer(over: bool) -> Message | None:
-            writer.check()
-            if producer.applied >= last:
-                session.close_writer(writer.number)
-                writer.insert_queue.leave(writer)
-                ack = Ack(producer.applied, state.window_bytes, state.window_rows)
-                return message.reply(ack)
-            if served.table.closed:
-                text = f"table {served.name!r} was closed"
-                raise Malformed(text, ErrorCode.UNSUPPORTED, producer.applied)
-            if self._ended is not None:
-                self._ended.expected = producer.applied
-                raise self._ended
-            if over:
-                text = f"{producer.received} of {last} inserts have come: send the others, and"
-                raise Malformed(f"{text} close again", ErrorCode.GAP, producer.received)
-            return None
-
-        self.waits.add(writer, PendingReply(session, served, message, answer, until))
+        if writer is None or writer.applied < body.last:
+            text = f"session has no writer {message.number} of {body.last} inserts: open it (again)"
+            raise Malformed(text, ErrorCode.UNKNOWN_WRITER)
+        session.close_writer(writer.number)
+        return message.reply(Done())
 
     # -- readers -----------------------------------------------------------------------------------
 
@@ -207,7 +170,7 @@ class ControlHandler:
         self._check_stays()
         served, clock = self._server_state.table(wanted.table), self._server_state.clock
         key = session.number, message.number
-        before = self.waits.drop(key)
+        self.waits.drop(key)
         if not served.rests:
             self._end_reader(session, message.number)
         session.check_room("readers")
@@ -215,8 +178,6 @@ class ControlHandler:
         if wait_s is not None:
             timeout_s = abs(wait_s)
         until = None if timeout_s is None else clock() + timeout_s
-        if before is not None and before.message.body == wanted:
-            until = before.until()  # asked for again: the time that it may take goes on
 
         def answer(over: bool) -> Message | None:
             if served.table.schema is not None and not served.rests:
@@ -234,8 +195,7 @@ class ControlHandler:
 
         now = answer(False)
         if now is None:
-            wait = PendingReply(session, served, message, answer, lambda: until)
-            self.waits.add(key, wait)
+            self.waits.add(key, PendingReply(session, served, message, answer, until))
         return now
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
@@ -305,8 +265,7 @@ class ControlHandler:
         now = answer(timeout_s is None)
         if now is None:
             until = state.clock() + (timeout_s or 0.0)
-            wait = PendingReply(session, wanted.name, message, answer, lambda: until)
-            self.waits.add(object(), wait)
+            self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
         return now
 
     # -- status and the end ------------------------------------------------------------------------
@@ -316,8 +275,7 @@ class ControlHandler:
 
     def waiting(self) -> dict[Any, int]:
         """Return how many requests wait for each `TableEntry`, and each name of weights."""
-        others = (one for one in self.waits if one.message.type is not Type.CLOSE_WRITER)
-        return Counter(wait.what for wait in others)
+        return Counter(wait.what for wait in self.waits)
 
     def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))
@@ -327,7 +285,6 @@ class ControlHandler:
 
     def send_last(self, reason: str, unsaved: str) -> None:
         """Answer all waiting requests, end all sessions; ``unsaved``: why a DRAIN has failed."""
-        self._ended = Malformed(reason, ErrorCode.DRAINING)
         self.waits.send(self._server_state.clock(), end=True)
         drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
         for session, message in self.drain_asked:

@@ -121,14 +121,12 @@ class Server:
         for plane, types in _CALLS.items():
             self._dispatcher.handlers[plane] |= dict.fromkeys(types, self._calls.answer)
         self._saves = PeriodicSaves() if saves is None else saves
-        self._saves.begin(server_state.tables, self._jobs, self._loop_calls)
+        self._saves.begin(server_state.tables, self._jobs)
         self._control_handler = ControlHandler(
-            server_state, self._dispatcher, self._welcome, self.status, settings.heartbeat_s
+            server_state, self._dispatcher, self._welcome, self.status
         )
         self._calls.loaded = self._control_handler.waits.news
-        self._insert_handler = InsertHandler(
-            server_state, self._dispatcher, self._control_handler.waits.news
-        )
+        self._insert_handler = InsertHandler(server_state, self._dispatcher)
         self._pull_handler = PullHandler(server_state, self._dispatcher)
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
@@ -271,7 +269,7 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self.unsaved = self._saves.end_job(self._jobs, self._settings.drain_s)
+        self.unsaved = self._saves.end_job(self._settings.drain_s)
         self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")

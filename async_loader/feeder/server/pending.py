@@ -1,6 +1,4 @@
-"""Requests that are answered later: OPEN_READER and LATEST with news, CLOSE_WRITER with the last
-ACK.
-"""
+"""Requests that are answered later, when there is news: OPEN_READER and LATEST."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ class PendingReply:
         The request.
     answer : callable
         Takes whether the time is over; returns the answer, or ``None``: not yet.
-    until : callable
-        Returns when its time is over, on the server's clock, if ever.
+    until : float | None
+        When its time is over, on the server's clock, if ever.
     """
 
     session: Session
     what: Hashable
     message: Message
     answer: Callable[[bool], Message | None]
-    until: Callable[[], float | None]
+    until: float | None
 
 
 class PendingReplies:
@@ -48,9 +46,6 @@ class PendingReplies:
         self.due: float | None = None
         """No request's time is over before."""
 
-    def __len__(self) -> int:
-        return len(self._waits)
-
     def __iter__(self) -> Iterator[PendingReply]:
         return iter(list(self._waits.values()))
 
@@ -60,14 +55,14 @@ class PendingReplies:
             raise Malformed(
                 f"{_MOST} requests wait here, which is the limit: ask later", ErrorCode.LIMIT
             )
-        self._waits[key], until = wait, wait.until()
+        self._waits[key] = wait
         self._news.add(wait.what)
-        if until is not None:
-            self.due = until if self.due is None else min(self.due, until)
+        if wait.until is not None:
+            self.due = wait.until if self.due is None else min(self.due, wait.until)
 
-    def drop(self, key: Hashable) -> PendingReply | None:
-        """Forget a request; return it, if there is one."""
-        return self._waits.pop(key, None)
+    def drop(self, key: Hashable) -> None:
+        """Forget a request, if there is one."""
+        self._waits.pop(key, None)
 
     def news(self, what: Hashable) -> None:
         """Note that ``what`` has changed."""
@@ -87,14 +82,13 @@ class PendingReplies:
             return
         news, self._news = self._news, set()
         for key, one in list(self._waits.items()):
-            until = one.until()
-            over = end or (until is not None and until <= now)
+            over = end or (one.until is not None and one.until <= now)
             answer = self._answer(one, over) if over or one.what in news else None
             if answer is not None:
                 del self._waits[key]
                 self._dispatcher.answer(one.session, Plane.CONTROL, answer)
-        moments = (one.until() for one in self._waits.values())
-        self.due = min((one for one in moments if one is not None), default=None)
+        moments = (one.until for one in self._waits.values() if one.until is not None)
+        self.due = min(moments, default=None)
 
     def _answer(self, wait: PendingReply, over: bool) -> Message | None:
         """Return a late answer, or ``None``: not yet; an ERROR if it raises."""

@@ -158,8 +158,7 @@ class ServerState:
         """End a session: its leased batches go back. Its producers stay, for a later session."""
         for reader in session.readers.values():
             self.table(reader.table).scheduler.close(reader)
-        for writer in session.writers.values():
-            writer.insert_queue.leave(writer)
+        for number in list(session.writers):
+            session.close_writer(number)
         session.readers.clear()
-        session.writers.clear()
         self.weights.gone(session.number)

@@ -36,7 +36,6 @@ from async_loader.feeder.shared.offer import (
     ANSWER_S,
     SHARED_FROM,
     Offer,
-    Owner,
     WeightsRequest,
     map_weights,
 )
@@ -47,7 +46,6 @@ __all__ = [
     "BatchSlot",
     "Listener",
     "Offer",
-    "Owner",
     "SharedBatchRing",
     "WeightsRequest",
     "map_weights",

@@ -12,7 +12,13 @@ from collections.abc import Callable
 
 from async_loader.errors import Malformed
 from async_loader.feeder.listen_sockets import NO_ROOM, ReserveDescriptor
-from async_loader.feeder.shared.offer import MAGIC, Offer, WeightsRequest, answered, peer_uid
+from async_loader.feeder.shared.offer import (
+    Offer,
+    WeightsRequest,
+    answered,
+    peer_uid,
+    read_record,
+)
 
 _log = logging.getLogger("async_loader")
 _CALLERS = 64
@@ -80,10 +86,15 @@ class Listener:
             uid = peer_uid(caller)
             if uid is not None and uid not in (os.getuid(), 0):
                 raise Malformed(f"memory is shared with user {os.getuid()} only, this is {uid}")
-            if record.startswith(MAGIC):
-                given.append(self._give(WeightsRequest.unpack(record)))
+            asked = read_record(record)
+            if isinstance(asked, WeightsRequest):
+                given.append(self._give(asked))
+            elif len(fds) != 1:
+                text = f"an offer of memory came with {len(fds)} descriptors, it takes one"
+                raise Malformed(text)
             else:
-                self._consider(record, fds)
+                asked.check(fds[0])
+                self._take(asked, os.dup(fds[0]))
         except Malformed as error:
             reason = str(error)
         except OSError as error:
@@ -96,14 +107,6 @@ class Listener:
                 os.close(fd)
         with contextlib.suppress(OSError):
             socket.send_fds(caller, [answered(reason)], given)
-
-    def _consider(self, record: bytes, fds: list[int]) -> None:
-        """Take an offer of memory. Raises Malformed, OSError."""
-        offer = Offer.unpack(record)
-        if len(fds) != 1:
-            raise Malformed(f"an offer of memory came with {len(fds)} descriptors, it takes one")
-        offer.check(fds[0])
-        self._take(offer, os.dup(fds[0]))
 
     def close(self) -> None:
         """Close the socket, and remove its file."""

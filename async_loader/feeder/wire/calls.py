@@ -9,7 +9,7 @@ from msgspec import Meta
 from async_loader.errors import Malformed
 from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.codes import U32, U64, Name, Path, Text, Type
-from async_loader.feeder.wire.control import Control, Share, TensorSpec, View, one_or_none
+from async_loader.feeder.wire.control import Control, Plain, Share, TensorSpec, one_or_none
 from async_loader.feeder.wire.schema_codec import SchemaSpec
 
 
@@ -34,7 +34,7 @@ class AboutReply(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     TYPE = Type.ABOUT_REPLY
     schema: SchemaSpec | None
-    limiter: tuple[int, float | None, tuple[float, float] | float | None] | None
+    limiter: Annotated[list[Any], Meta(max_length=3)] | None
     sampler: Text
     stats: dict[str, Any]
     settings: dict[str, Any] | None = None
@@ -109,7 +109,7 @@ class Get(ById, frozen=True, kw_only=True):
     """Read rows; the answer, GOT, has those that still exist."""
 
     TYPE = Type.GET
-    view: View | None = None
+    view: Plain | None = None
 
 
 class Update(ById, frozen=True, kw_only=True):

@@ -68,12 +68,6 @@ class Ack(Short, frozen=True):
     window_rows: U64
 
 
-class Gap(Ack, frozen=True):
-    """An ACK after a gap: send again from ``applied`` on, the expected sequence."""
-
-    TYPE = Type.GAP
-
-
 class SlotInsert(Short, frozen=True):
     """An INSERT whose rows lie in a slot of the writer's memory.
 

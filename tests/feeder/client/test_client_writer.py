@@ -201,17 +201,17 @@ def test_an_error_in_one_writer_ends_no_other_writer(feeder, client, what, monke
     assert sorted(rewards(feeder)) == [0, 1, 3]
 
 
-def test_a_fenced_writer_is_broken(feeder, client):
-    def fence(feeder, plane, route, message):
-        feeder.error(plane, route, message, wire.ErrorCode.FENCED, 2)
+def test_a_writer_that_is_refused_for_good_is_broken(feeder, client):
+    def refuse(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.INTERNAL)
         return True
 
-    feeder.hooks[Type.INSERT] = fence
+    feeder.hooks[Type.INSERT] = refuse
     writer = client.table("replay").writer(batch_rows=1)
     writer.append(step(0))
-    with pytest.raises(Broken, match="FENCED"):
+    with pytest.raises(Broken, match="INTERNAL"):
         writer.flush()
-    with pytest.raises(Broken, match="FENCED"):
+    with pytest.raises(Broken, match="INTERNAL"):
         writer.append(step(1))
 
 

@@ -204,9 +204,12 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
         [
             None,
             None,
-            wire.View(
-                n=draw.choice([1, 3, 1 << 20]), gamma=0.5, reward=draw.choice(["reward", "x"])
-            ),
+            {
+                "kind": draw.choice(["transitions", "sequences", "hindsight", "other", 3]),
+                "n_steps": draw.choice([1, 3, 1 << 20, 1 << 40, "x"]),
+                "gamma": 0.5,
+                "reward": draw.choice(["reward", "x"]),
+            },
         ]
     )
     count = draw.choice([1, 2, 5, 300])
