@@ -17,7 +17,7 @@ import logging
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.row_packer import Slot
-from async_loader.feeder.shared import Offer
+from async_loader.feeder.memory_offer import Offer
 from async_loader.shm.segment import Segment
 
 SLOTS = 16

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Hashable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,16 +18,15 @@ from async_loader.feeder.client.arguments import (
     reader_wanted,
     save_path,
 )
-from async_loader.feeder.client.batch_structure import local_ids, remote_ids
+from async_loader.feeder.client.batch_structure import local_ids, remote_ids, structure_of
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
-from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.owner import Client, W
 from async_loader.feeder.client.reader_batches import Transport
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import RemoteTable, Timeout
-from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import (
@@ -63,6 +63,7 @@ from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
+W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
 """Ids of one message at most."""
 _GONE = np.array([-1], np.int64)
@@ -72,6 +73,56 @@ _CHANGES: dict[Change, type[ById]] = {
     "update": Update,
     "delete": Delete,
 }
+
+
+_MOST_IDLE = 16
+Kind = tuple[int, View | None]
+"""A batch size and a view."""
+
+
+class Owner(Protocol):
+    """What a table asks of its `Client`."""
+
+    @property
+    def owns_feeder(self) -> bool: ...
+
+    def _open_writer(
+        self,
+        kind: type[W],
+        table: str,
+        stream: Hashable | None,
+        schema: SchemaLike | None,
+        options: WriterOptions,
+    ) -> W: ...
+
+    def _has_read(self, channel: ReaderChannel, /) -> None: ...
+
+
+class SampleReaders:
+    """Readers of one table that are kept open between calls. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Kind, RemoteSource]] = []
+
+    def take(self, kind: Kind, make: Callable[[], RemoteSource]) -> RemoteSource:
+        """Return a reader that no other call uses until `give_back` has it."""
+        with self._lock:
+            for i in reversed(range(len(self._idle))):
+                if self._idle[i][0] == kind:
+                    return self._idle.pop(i)[1]
+        return make()
+
+    def give_back(self, kind: Kind, source: RemoteSource, usable: bool) -> None:
+        """Keep a reader for later calls, if it is ``usable``."""
+        oldest = source
+        with self._lock:
+            if usable:
+                self._idle.append((kind, source))
+                if len(self._idle) <= _MOST_IDLE:
+                    return
+                _, oldest = self._idle.pop(0)
+        oldest.drop()
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -87,7 +138,7 @@ class TableClient(RemoteTable[RemoteSource]):
 
     Parameters
     ----------
-    client : Client
+    client : Owner
     connection : Connection
     name : str
     timeout_s : float
@@ -100,7 +151,7 @@ class TableClient(RemoteTable[RemoteSource]):
     """
 
     def __init__(
-        self, client: Client, connection: Connection, name: str, timeout_s: float,
+        self, client: Owner, connection: Connection, name: str, timeout_s: float,
         readers: SampleReaders,
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name

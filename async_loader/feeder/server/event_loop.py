@@ -22,7 +22,7 @@ from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler
-from async_loader.feeder.server.shared_memory import SharedMemoryAcceptor
+from async_loader.feeder.server.shared_memory import Listener
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
@@ -99,17 +99,16 @@ class Server:
         mechanism = Null if authenticator is None else authenticator.mechanism
         self._sockets = ServerSockets(endpoints, limits, bind, mechanism, most, clock)
         self._sockets.needed = sessions.routes
-        self._memory: SharedMemoryAcceptor | None = None
+        self._memory: Listener | None = None
         try:
             if memory is not None:
-                self._memory = SharedMemoryAcceptor(memory, sessions, server_state.weights)
-                self._sockets.watch(self._memory.listener.fileno())
+                server_state.weights.shared = True
+                self._memory = Listener(memory, server_state.take_memory, server_state.give_memory)
+                self._sockets.watch(self._memory.fileno())
         except BaseException:
             self._sockets.close()
             raise
-        server_state.authenticator, server_state.memory = authenticator, memory
-        for table in server_state.tables.values():
-            table.insert_queue.on_forget = server_state.release
+        server_state.memory = memory
         self.counters = server_state.counters
         self._dispatcher = Dispatcher(
             self._sockets, sessions, limits, self.counters, lambda: server_state.rests
@@ -181,7 +180,7 @@ class Server:
             if what == self._bell.fileno():
                 self._bell.clear()
             elif self._memory is not None:
-                self._memory.listener.handle()
+                self._memory.handle()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -276,7 +275,7 @@ class Server:
         finally:
             self._sockets.close()
             if self._memory is not None:
-                self._memory.listener.close()
+                self._memory.close()
             self._bell.close()
             for session in self._server_state.sessions:
                 for reader in session.readers.values():

@@ -17,7 +17,7 @@ used up sends a message as soon as it has a row, and goes on when that is in the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -162,8 +162,6 @@ class InsertQueue:
 
     Attributes
     ----------
-    on_forget : callable
-        Called with the key of each forgotten producer.
     rests : bool
         The table is being loaded: no row goes in.
     rows, duplicates : int
@@ -191,7 +189,6 @@ class InsertQueue:
         self._producers: dict[bytes, Producer] = {}  # in the order in which writers left them
         self._open: dict[Producer, None] = {}
         self._blocked: deque[Producer] = deque()
-        self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
         self.rows = self.duplicates = 0
         self._taken = 0  # rows of all kinds
@@ -291,11 +288,6 @@ class InsertQueue:
             del self._producers[one.key]
             self.moved.pop(one, None)
             one.release_streams(end=True)
-            self.on_forget(one.key)
-
-    def knows(self, key: bytes) -> bool:
-        """Return whether a producer is remembered."""
-        return key in self._producers
 
     # -- inserts -----------------------------------------------------------------------------------
 

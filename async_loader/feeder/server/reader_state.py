@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.plain_values import view_from
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.policy_lag import PolicyVersions
-from async_loader.feeder.shared import BatchSlot, SharedBatchRing
+from async_loader.feeder.server.shared_memory import BatchSlot, SharedBatchRing
 from async_loader.feeder.wire import BatchForm, ErrorCode
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.sampler_session import SamplerSession

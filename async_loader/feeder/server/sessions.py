@@ -165,6 +165,13 @@ class Sessions:
         """Return a session by number. O(1)."""
         return self._by_number.get(number)
 
+    def known(self, number: int) -> Session:
+        """Return a session by number. Raises Malformed, UNKNOWN_SESSION."""
+        session = self._by_number.get(number)
+        if session is None:
+            raise _unknown()
+        return session
+
     def before(self, hello: Hello, user: str | None) -> Session | None:
         """Return the session of the same client and user, which a new one replaces."""
         client = user, hello.client
@@ -197,11 +204,9 @@ class Sessions:
         Malformed
             UNKNOWN_SESSION; with the same text for the session of another user.
         """
-        session = self._by_number.get(number)
-        if session is None or session.user != user:
-            raise Malformed(
-                "this session is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION
-            )
+        session = self.known(number)
+        if session.user != user:
+            raise _unknown()
         session.heard = self._clock()
         session.routes[plane] = route
         return session
@@ -225,3 +230,8 @@ class Sessions:
             if one.heard + self._silence_s <= now
             or (one.ended and one.all_taken and (dead_too or one.end is SessionEnd.LEFT))
         ]
+
+
+def _unknown() -> Malformed:
+    text = "this session is not known here: begin again with HELLO"
+    return Malformed(text, ErrorCode.UNKNOWN_SESSION)

@@ -83,6 +83,7 @@ def test_extend_that_times_out_says_how_far_it_came(feeder, client):
         > 0
     )
     feeder.hold_acks = False
+    feeder.forget_sessions()
     writer.flush()
 
 
@@ -310,6 +311,7 @@ def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
     count = 1 + fill(lambda i: writer.append(step(1 + i), timeout_s=0.01), "raise buffer_bytes")
     assert count > 4
     feeder.hold_acks = False
+    feeder.forget_sessions()
     writer.append(step(count))
     writer.flush()
     assert rewards(feeder) == list(range(count + 1))

@@ -105,7 +105,7 @@ def examples() -> dict[str, wire.Message]:
         "ABOUT": wire.About(table="replay"),
         "ABOUT_REPLY": wire.AboutReply(
             schema=spec,
-            limiter=(100, 4.0, 20.0),
+            limiter=[100, 4.0, 20.0],
             sampler="Uniform()",
             stats={"size": 3, "capacity": 1000},
         ),

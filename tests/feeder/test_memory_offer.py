@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout
-from async_loader.feeder.shared import Listener, Offer
-from async_loader.feeder.shared.offer import read_record, request
+from async_loader.feeder.memory_offer import Offer, read_record, request
+from async_loader.feeder.server.shared_memory import Listener
 from async_loader.shm.segment import Segment
 
 OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)

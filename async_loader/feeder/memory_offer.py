@@ -1,12 +1,35 @@
-"""Memory over a unix socket: one record with descriptors, and one record back.
+"""Rows in shared memory on one host: a client owns it. The server writes a learner's batches into
+it, and reads an actor's rows from it. Weights are in memory of the server, which clients map.
 
-A client offers memory for batches or rows; or asks for weights in memory of the server, which all
-clients of the host map.
+::
+
+    learner                                        server
+      │ OPEN_READER transport "shm"                  │
+      │─────────────────────────────────────────────▶│ control
+      │ offer: session, reader, slots, [memfd]       │
+      │─────────────────────────────────────────────▶│ a unix socket: size and seals?
+      │◀──────────────────────────────────────── yes │
+      │ PULL granted 4, returned 0 1 2 3 4 5         │
+      │─────────────────────────────────────────────▶│ pull
+      │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows are in the slots
+
+    actor                                          server
+      │ OPEN_WRITER                                  │
+      │─────────────────────────────────────────────▶│ control
+      │ offer: session, writer, slots, [memfd]       │
+      │─────────────────────────────────────────────▶│ a unix socket
+      │◀──────────────────────────────────────── yes │
+      │ INSERT 0 in slot 3                           │ 8 bytes; the rows are in the slot
+      │─────────────────────────────────────────────▶│ insert
+      │◀────────────────────────────────────── ACK 1 │ slot 3 may be filled again
+
+The memory has no name, so that no process that dies leaves it behind: it is freed with the last
+process that maps it. It is sealed before it is sent: a client that shrinks it would kill the
+server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -182,12 +205,3 @@ def map_weights(path: str, wanted: WeightsRequest, nbytes: int, timeout_s: float
 def answered(reason: str | None) -> bytes:
     """The record that a server sends back: whether it took the memory, or why not."""
     return b"\0" if reason is None else b"\1" + reason.encode()[: TEXT_BYTES - 1]
-
-
-def peer_uid(channel: socket.socket) -> int | None:
-    """The user at the other end; ``None`` where that cannot be known."""
-    with contextlib.suppress(OSError, AttributeError):
-        return int(
-            struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-        )
-    return None
