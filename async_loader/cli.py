@@ -12,13 +12,26 @@ import typer
 
 from async_loader import __version__
 from async_loader.cli_cluster import cluster
-from async_loader.cli_errors import Group, errors_as_lines
+from async_loader.cli_errors import Group
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
     no_args_is_help=True,
     cls=Group,
 )
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")]
+Address = Annotated[
+    str | None,
+    typer.Argument(
+        help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind."
+    ),
+]
+Keys = Annotated[
+    str | None,
+    typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made."),
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -41,9 +54,7 @@ def _root(
 
 @app.command()
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
-    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Report what this machine offers the loader, and the remedy where it offers too little."""
     from rich.console import Console
@@ -51,23 +62,16 @@ def doctor(
 
     from async_loader.doctor import examine, verdict
 
-    with errors_as_lines():
-        if as_json:
-            typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
-            return
-        table = Table("what", "fact", "remedy", header_style="bold")
-        for finding in (findings := examine()):
-            table.add_row(
-                finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
-            )
-        Console().print(table)
-        typer.echo(verdict(findings))
-
-
-ADDRESS = typer.Argument(
-    help="The feeder's, as in tcp://127.0.0.1:5555; by default that of 'serve' without --bind."
-)
-KEYS = typer.Option(help="This client's keys: a NAME.secret that 'async-loader keys' made.")
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in examine()]))
+        return
+    table = Table("what", "fact", "remedy", header_style="bold")
+    for finding in (findings := examine()):
+        table.add_row(
+            finding.what, finding.fact, finding.remedy, style="yellow" if finding.remedy else ""
+        )
+    Console().print(table)
+    typer.echo(verdict(findings))
 
 
 @app.command()
@@ -110,54 +114,50 @@ def serve(
 
     SIGTERM, Ctrl-C and 'async-loader drain' end it.
     """
-    with errors_as_lines():
-        from async_loader.feeder import commands
-        from async_loader.feeder.settings import ServerSettings
-        from async_loader.feeder.settings_reader import as_yaml
+    from async_loader.feeder import commands
+    from async_loader.feeder.settings import ServerSettings
+    from async_loader.feeder.settings_reader import as_yaml
 
-        if print_config and config is None and not table:
-            table = ["replay:1000000"]  # an example
-        settings = ServerSettings.of(
-            table or (),
-            bind=bind,
-            config=config,
-            allow_insecure=allow_insecure,
-            checkpoint=checkpoint,
-            dashboard_port=dashboard_port if dashboard else None,
-        )
-        if print_config:
-            typer.echo(as_yaml(settings), nl=False)
-            return
-        from async_loader.observe.beside import observed
+    if print_config and config is None and not table:
+        table = ["replay:1000000"]  # an example
+    settings = ServerSettings.of(
+        table or (),
+        bind=bind,
+        config=config,
+        allow_insecure=allow_insecure,
+        checkpoint=checkpoint,
+        dashboard_port=dashboard_port if dashboard else None,
+    )
+    if print_config:
+        typer.echo(as_yaml(settings), nl=False)
+        return
+    from async_loader.observe.exporter import observed
 
-        logging.basicConfig(
-            format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
-        )
-        raise typer.Exit(commands.serve(settings, observed))
+    logging.basicConfig(
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
+    )
+    raise typer.Exit(commands.serve(settings, observed))
 
 
 @app.command()
 def status(
-    address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
-    ] = False,
+    address: Address = None,
+    as_json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
-    keys: Annotated[str | None, KEYS] = None,
+    keys: Keys = None,
 ) -> None:
     """Print a feeder's status: tables, connected clients, and what each of them waits for."""
     from rich.console import Console
 
-    with errors_as_lines():
-        from async_loader.feeder import commands
+    from async_loader.feeder import commands
 
-        commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
+    commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
 
 
 @app.command()
 def top(
-    address: Annotated[str | None, ADDRESS] = None,
-    keys: Annotated[str | None, KEYS] = None,
+    address: Address = None,
+    keys: Keys = None,
 ) -> None:
     """Show a feeder on the whole terminal, redrawn each second: who waits for whom, rates, clients.
 
@@ -165,27 +165,23 @@ def top(
     """
     from rich.console import Console
 
-    with errors_as_lines():
-        from async_loader.observe.top import top as show
+    from async_loader.observe.top import top as show
 
-        show(address, keys, Console())
+    show(address, keys, Console())
 
 
 @app.command()
 def drain(
-    address: Annotated[str | None, ADDRESS] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON when it has ended.")
-    ] = False,
-    keys: Annotated[str | None, KEYS] = None,
+    address: Address = None,
+    as_json: Json = False,
+    keys: Keys = None,
 ) -> None:
     """Tell a feeder to accept no new steps, deliver the batches it has, and end."""
     from rich.console import Console
 
-    with errors_as_lines():
-        from async_loader.feeder import commands
+    from async_loader.feeder import commands
 
-        commands.drain(address, keys, as_json=as_json, console=Console())
+    commands.drain(address, keys, as_json=as_json, console=Console())
 
 
 @app.command()
@@ -197,15 +193,12 @@ def keys(
 
     Overwrites nothing.
     """
-    with errors_as_lines():
-        from async_loader.feeder.curve_keys import make_keys
+    from async_loader.feeder.curve_keys import make_keys
 
-        for path in make_keys(folder, names or ()):
-            typer.echo(
-                f"{path}"
-                if path.name == "server.secret"
-                else f"{path} (take this one to the client)"
-            )
+    for path in make_keys(folder, names or ()):
+        typer.echo(
+            f"{path}" if path.name == "server.secret" else f"{path} (take this one to the client)"
+        )
 
 
 @app.command("import")
@@ -228,18 +221,17 @@ def import_data(
     """Make a table of a data set, and save it as a checkpoint."""
     import sys
 
-    with errors_as_lines():
-        from async_loader.offline import commands
+    from async_loader.offline import commands
 
-        saved = commands.import_data(
-            source,
-            to,
-            format_,
-            capacity,
-            missing_ends=missing_ends,
-            progress=sys.stderr.isatty(),
-        )
-        typer.echo(saved)
+    saved = commands.import_data(
+        source,
+        to,
+        format_,
+        capacity,
+        missing_ends=missing_ends,
+        progress=sys.stderr.isatty(),
+    )
+    typer.echo(saved)
 
 
 @app.command()
@@ -250,10 +242,8 @@ def inspect(
     table: Annotated[
         str | None, typer.Argument(help="Of a feeder; may be left out if there is one.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")
-    ] = False,
-    keys: Annotated[str | None, KEYS] = None,
+    as_json: Json = False,
+    keys: Keys = None,
 ) -> None:
     """Print the schema, counts, episodes and some rows of a checkpoint, or of a feeder's table.
 
@@ -261,20 +251,19 @@ def inspect(
     """
     from rich.console import Console
 
-    with errors_as_lines():
-        if "://" in what:
-            from async_loader.feeder.commands import inspect as inspect_table
+    if "://" in what:
+        from async_loader.feeder.commands import inspect as inspect_table
 
-            inspect_table(what, table, keys, as_json=as_json, console=Console())
-            return
-        from async_loader.offline import commands
+        inspect_table(what, table, keys, as_json=as_json, console=Console())
+        return
+    from async_loader.offline import commands
 
-        if table is not None or keys is not None:
-            given = f"table {table!r}" if table is not None else "--keys"
-            raise typer.BadParameter(
-                f"{given} is of a feeder, and {what!r} is no address: say tcp://... or ipc://..."
-            )
-        commands.inspect(what, as_json=as_json, console=Console())
+    if table is not None or keys is not None:
+        given = f"table {table!r}" if table is not None else "--keys"
+        raise typer.BadParameter(
+            f"{given} is of a feeder, and {what!r} is no address: say tcp://... or ipc://..."
+        )
+    commands.inspect(what, as_json=as_json, console=Console())
 
 
 app.add_typer(cluster, name="cluster")

@@ -12,7 +12,13 @@ from typer.core import TyperGroup
 
 
 class Group(TyperGroup):
-    """Commands whose help shows flags without a type, which read as if they took a value."""
+    """Commands that print errors as lines, and whose help shows flags without a type, which read
+    as if they took a value.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        with errors_as_lines():
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

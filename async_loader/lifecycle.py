@@ -1,4 +1,4 @@
-"""Starting, waiting and ending: Deadline, EndFlag, EventFd, Patience, StateTable.
+"""Starting, waiting and ending: Deadline, EndFlag, EventFd, Patience.
 
 Waits here are on file descriptors and have an end; there is no polling and no sleeping.
 """
@@ -6,7 +6,6 @@ Waits here are on file descriptors and have an end; there is no polling and no s
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import numbers
 import os
@@ -14,8 +13,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Final, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.interrupts import SignalsDeferred
@@ -282,39 +281,3 @@ def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[Non
         end.set()
         thread.join()
         end.close()
-
-
-S = TypeVar("S", bound=enum.Enum)
-
-
-class StateTable(Generic[S]):
-    """A state that only makes the moves of a table, from any thread.
-
-    Parameters
-    ----------
-    first : enum member
-    moves : mapping of each state to the states that may follow it
-
-    Attributes
-    ----------
-    state : enum member
-        Changed by `to` alone. A plain attribute: hot paths read it.
-    """
-
-    __slots__ = ("_lock", "_moves", "state")
-
-    def __init__(self, first: S, moves: Mapping[S, Collection[S]]) -> None:
-        self.state, self._moves = first, moves
-        # An RLock: a finalizer may run inside `to` in the same thread and ask for a move of its
-        # own.
-        self._lock = threading.RLock()
-
-    def to(self, state: S) -> bool:
-        """Move if that is legal from here; return whether it was. Exactly one caller wins a
-        move.
-        """
-        with self._lock:
-            if state not in self._moves[self.state]:
-                return False
-            self.state = state
-            return True

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -310,96 +309,50 @@ def from_parts(array: Any, dtype: str) -> torch.Tensor:
 
 
 def reduced(obj: object) -> Any:
-    """Reduce a tensor of any class, or a storage, with its memory out of band;
-    NotImplemented for other objects.
+    """Reduce a tensor of any class with its memory out of band; NotImplemented for other objects,
+    and for what torch's own reduction, or that of the class, does better.
     """
     torch = loaded_torch()
-    if torch is None:
+    if torch is None or not isinstance(obj, torch.Tensor):
         return NotImplemented
-    if not isinstance(obj, torch.Tensor):
+    kind = type(obj)
+    if obj.is_meta or obj.is_nested or obj.is_quantized:
         return NotImplemented
-    if type(obj) in (torch.Tensor, torch.nn.Parameter):
-        if obj.is_meta or obj.is_nested:
-            return NotImplemented  # torch's own
-        if obj.requires_grad:
-            return _with_gradient, (obj.detach(), type(obj))
-        if type(obj) is torch.nn.Parameter:
-            return torch.nn.Parameter, (obj.detach(), False)
-        if obj.layout is torch.strided:
-            return NotImplemented if obj.is_quantized else (from_parts, to_parts(obj))
-        return _reduced_sparse(obj, torch)
-    if (
-        type(obj).__reduce_ex__ is not torch.Tensor.__reduce_ex__
-        or obj.layout is not torch.strided
-        or obj.is_quantized
-    ):
-        # its own reduction is better; the storage goes out of band all the same
+    if obj.layout is not torch.strided:
+        # torch's own rebuild keeps each one for a check that only torch.load makes
+        known = kind is torch.Tensor and obj.layout in (torch.sparse_coo, torch.sparse_csr)
+        if not known or obj.requires_grad:
+            return NotImplemented
+        listed = obj.to_sparse_coo().coalesce()
+        return _from_sparse, (listed.indices(), listed.values(), tuple(obj.shape), obj.layout)
+    if kind is torch.Tensor and not obj.requires_grad:
+        return from_parts, to_parts(obj)
+    plain = kind in (torch.Tensor, torch.nn.Parameter)
+    if not plain and kind.__reduce_ex__ is not torch.Tensor.__reduce_ex__:
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
-        return from_subclass, (type(obj), *to_parts(obj.as_subclass(torch.Tensor)), vars(obj))
+        parts = to_parts(obj.as_subclass(torch.Tensor))
+        return _from_subclass, (kind, *parts, {} if plain else vars(obj), obj.requires_grad)
 
 
-def _with_gradient(
-    tensor: torch.Tensor, kind: type[torch.Tensor], requires_grad: bool = True
+def _from_subclass(
+    kind: Any, array: Any, dtype: str, attributes: dict[str, Any], requires_grad: bool
 ) -> Any:
-    """Rebuild a leaf of this class.
-
-    The graph that computed it is not sent, as with torch's own workers.
+    """Rebuild a leaf of this class on the array's memory. The graph that computed it is not sent,
+    as with torch's own workers.
     """
+    tensor = from_parts(array, dtype)
+    if kind is loaded_torch().nn.Parameter:
+        return kind(tensor, requires_grad)
+    tensor = tensor.as_subclass(kind)
+    vars(tensor).update(attributes)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _from_sparse(
+    indices: torch.Tensor, values: torch.Tensor, size: tuple[int, ...], layout: Any
+) -> Any:
     import torch
 
-    if kind is torch.nn.Parameter:
-        return torch.nn.Parameter(tensor, requires_grad)
-    return tensor.requires_grad_(requires_grad)
-
-
-def _reduced_sparse(obj: torch.Tensor, torch: ModuleType) -> Any:
-    """Reduce to parts: torch's own rebuild keeps every sparse tensor for a check
-    that only ``torch.load`` makes.
-    """
-    size = tuple(obj.shape)
-    if obj.layout is torch.sparse_coo:
-        return _sparse, (
-            torch.sparse_coo,
-            (obj._indices(), obj._values()),
-            size,
-            obj.is_coalesced(),
-        )
-    if obj.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return _sparse, (
-            obj.layout,
-            (obj.crow_indices(), obj.col_indices(), obj.values()),
-            size,
-            None,
-        )
-    if obj.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return _sparse, (
-            obj.layout,
-            (obj.ccol_indices(), obj.row_indices(), obj.values()),
-            size,
-            None,
-        )
-    return NotImplemented
-
-
-def _sparse(
-    layout: torch.layout,
-    parts: tuple[torch.Tensor, ...],
-    size: tuple[int, ...],
-    coalesced: bool | None,
-) -> Any:
-    import torch as untyped
-
-    torch: Any = untyped
-    if layout is torch.sparse_coo:
-        return torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced, check_invariants=False)
-    return torch.sparse_compressed_tensor(*parts, size, layout=layout, check_invariants=False)
-
-
-def from_subclass(
-    kind: type[torch.Tensor], array: Any, dtype: str, attributes: dict[str, Any]
-) -> Any:
-    """Rebuild a tensor of this class on the array's memory, with its attributes."""
-    tensor = from_parts(array, dtype).as_subclass(kind)
-    vars(tensor).update(attributes)
-    return tensor
+    made = torch.sparse_coo_tensor(indices, values, size, is_coalesced=True, check_invariants=False)
+    return made if layout is torch.sparse_coo else made.to_sparse(layout=layout)

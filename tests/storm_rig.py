@@ -103,7 +103,7 @@ class _Tracer:
         return self._local
 
     def _pass(self, frame: FrameType) -> None:
-        if interrupts._section is not None or frame.f_code.co_filename == interrupts.__file__:
+        if interrupts._held or frame.f_code.co_filename == interrupts.__file__:
             return
         self.seen += 1
         if self.seen == self._left:

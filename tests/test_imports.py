@@ -99,7 +99,6 @@ ELSEWHERE = {
     "prometheus_client": {"observe.exporter"},
     "gymnasium": {
         "recording.recorder",
-        "recording.vector_recorder",
     },
     "ray": {"scale.ray_library"},
     "tensordict": {"batch_format", "compat.torchrl"},

@@ -11,10 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors
 from async_loader.dataset.bookmarks import has_state
 from async_loader.errors import ConfigError
-from async_loader.source import END
 
 LastBatch = Literal["keep", "drop", "roll_over"]
 
@@ -63,6 +61,11 @@ class Batches:
 
     def load(self, state: Any) -> None:
         """Continue with the next `epoch` where `state` was called."""
+
+    def restore(self) -> None:
+        """Bring what the order is drawn from into the loaded state, if there is one, before
+        anything else is drawn from a generator of it.
+        """
 
 
 class IndexBatches(Batches):
@@ -195,8 +198,6 @@ class SamplerBatches(Batches):
         if resumed is None and stateful and before is not None:
             self._entered = {**before, "passed": True}
         tasks = self._cut()
-        if self._draws_globally:
-            tasks = _drawn_again(tasks, record)
         if resumed is None and stateful:
             tasks = self._recorded(tasks)
         for _ in range(start - record["drawn"]):
@@ -213,31 +214,23 @@ class SamplerBatches(Batches):
         record = self._record if upto or finished else self._entered
         if record is None:
             record = self._now()
-        elif self._draws_globally and record["global"] is None:
-            record["global"] = generator_state(_Global)
-        state = {**record, "generator": _listed(record["generator"])}
-        return {**state, "passed": True} if finished and self._record is not None else state
+        passed = record["passed"] or (finished and self._record is not None)
+        return {**record, "generator": _listed(record["generator"]), "passed": passed}
 
     def load(self, state: dict[str, Any] | None) -> None:
         self._loaded = state
 
     def restore(self) -> None:
-        """Bring the sampler into the loaded state, if there is one: now, where its generator is
-        drawn from before the order is.
-        """
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
         self._carried = list(loaded["carried"])
         if loaded["sampler"] is not None:
             self._stateful.load_state_dict(loaded["sampler"])
-        if loaded["generator"] is not None:
-            set_generator(self._generator, loaded["generator"])
+        set_generator(self._generator, loaded["generator"])
         self._record = loaded
         if not loaded["passed"]:
             self._resumed = loaded
-        elif self._draws_globally:
-            deque(_drawn_again(self._cut(), loaded), maxlen=0)
         else:
             deque(self._cut(), maxlen=0)
 
@@ -250,7 +243,6 @@ class SamplerBatches(Batches):
             "carried": [_plain(index) for index in self._carried],
             "drawn": 0,
             "passed": False,
-            "global": None,
         }
 
     def _cut(self) -> Iterator[Any]:
@@ -278,18 +270,6 @@ class SamplerBatches(Batches):
         """The generator of one of torch's random samplers, which decides what comes."""
         return getattr(self._inner, "generator", None)
 
-    @property
-    def _draws_globally(self) -> bool:
-        """Whether it is one of torch's random samplers without a generator: when it begins it
-        draws from the global one.
-        """
-        torch_data: Any = tensors.loaded("torch.utils.data")
-        return (
-            torch_data is not None
-            and isinstance(self._inner, torch_data.Sampler)
-            and getattr(self._inner, "generator", self) is None
-        )
-
 
 def _plain(index: Any) -> Any:
     try:
@@ -298,35 +278,7 @@ def _plain(index: Any) -> Any:
         return index
 
 
-def _drawn_again(tasks: Iterator[Any], begun: dict[str, Any]) -> Iterator[Any]:
-    """The tasks, of which the first is drawn from the global generator as a state has it, where
-    there is one.
-    """
-    import torch
-
-    if begun["global"] is None:
-        begun["global"] = generator_state(_Global)
-        first = next(tasks, END)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(torch.tensor(begun["global"], dtype=torch.uint8))
-            first = next(tasks, END)
-    if first is not END:
-        yield first
-        yield from tasks
-
-
 # -- states of torch's generators ------------------------------------------------------------------
-
-
-class _Global:
-    """torch's global generator."""
-
-    @staticmethod
-    def get_state() -> Any:
-        import torch
-
-        return torch.get_rng_state()
 
 
 def generator_state(generator: Any) -> list[int] | None:
@@ -338,9 +290,9 @@ def _listed(state: Any) -> Any:
     return state.tolist() if hasattr(state, "tolist") else state
 
 
-def set_generator(generator: object, state: list[int]) -> None:
+def set_generator(generator: object, state: list[int] | None) -> None:
     """The opposite of `generator_state`."""
     import torch
 
-    if hasattr(generator, "set_state"):
+    if state is not None and hasattr(generator, "set_state"):
         generator.set_state(torch.tensor(state, dtype=torch.uint8))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from async_loader.dataset.array_dataset import Columns, Index, as_index
+from async_loader.dataset.array_dataset import Index, as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
@@ -73,8 +73,8 @@ class MapWork:
     collate : callable
         Makes a batch of a list of items; of an item, without batches.
     batched : bool
-    shards : bool
-        Whether a list among the indices is a shard; else it is an index like any other.
+    shards : tuple of types
+        Of entries among the indices that are shards; others are indices.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MapWork:
         init: Callable[[int], Any] | None = None,
         *,
         batched: bool = True,
-        shards: bool = True,
+        shards: tuple[type, ...] = (list,),
     ) -> None:
         self.dataset, self._collate, self._init, self._batched, self.shards = (
             dataset,
@@ -107,7 +107,7 @@ class MapWork:
             if hasattr(task, "tolist")
             else list(task)
         )
-        if self.shards and indices and isinstance(indices[0], list):
+        if indices and isinstance(indices[0], self.shards):
             return [self._collate(self._fetch(shard, ending)) for shard in indices]
         return self._collate(self._fetch(indices, ending))
 
@@ -168,11 +168,13 @@ class GatherWork:
 
     Parameters
     ----------
+    columns : Columns
+        Or what has its `gather`.
     checked : bool
         Tasks are arrays of indices that are known to be in range.
     """
 
-    def __init__(self, columns: Columns, by_item: MapWork, *, checked: bool) -> None:
+    def __init__(self, columns: Any, by_item: MapWork, *, checked: bool) -> None:
         self.columns, self._by_item, self._checked = columns, by_item, checked
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
@@ -184,7 +186,7 @@ class GatherWork:
         return self.columns.gather(task, checked=True)
 
     def _careful(self, task: Any) -> Any:
-        if self._by_item.shards and isinstance(task, list) and task and isinstance(task[0], list):
+        if isinstance(task, list | tuple) and task and isinstance(task[0], self._by_item.shards):
             return [self._careful(shard) for shard in task]
         index = as_index(task)
         if index is None or not len(index):

@@ -1,7 +1,11 @@
-"""Serves metrics over HTTP for Prometheus. The one file that imports prometheus_client."""
+"""Serves metrics over HTTP for Prometheus, and what else runs beside a feeder. The one file that
+imports prometheus_client.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -9,13 +13,19 @@ from itertools import accumulate
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, ConfigError, of_extra
+from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.status_view import client_name
+from async_loader.observe.dashboard import Dashboard
 from async_loader.observe.http_server import Viewer, ViewerServer
 from async_loader.public_names import set_public_names
 from async_loader.stats import DURATIONS, LoaderStats, Stats
 
 __all__ = ["Exporter"]
 set_public_names(globals())
+
+STATUS_S = 5.0
+"""A loop that makes no status for this long makes a scrape fail, and is shown on the dashboard."""
+_log = logging.getLogger("async_loader.feeder")
 
 
 class Exporter:
@@ -323,3 +333,34 @@ def _client(session: Mapping[str, Any]) -> dict[str, str]:
         "pid": str(session["pid"]),
         "session": str(session["id"]),
     }
+
+
+@contextlib.contextmanager
+def observed(
+    settings: ServerSettings, ask_status: Callable[[float], Mapping[str, Any]]
+) -> Iterator[None]:
+    """Serve the metrics and the dashboard of a feeder until the end of the block.
+
+    Raises
+    ------
+    MissingExtra, AddressInUse
+        As `MetricsServer` and `Dashboard` do.
+    """
+    with contextlib.ExitStack() as stack:
+        if settings.metrics is not None:
+            from async_loader.feeder.server.policy_lag import LAG_BOUNDS
+
+            wanted = settings.metrics
+            server = MetricsServer(
+                lambda: feeder_families(ask_status(STATUS_S), LAG_BOUNDS),
+                wanted.port,
+                wanted.address,
+            )
+            stack.enter_context(contextlib.closing(server))
+            _log.info("metrics at http://%s:%d/metrics", wanted.address, server.port)
+        if settings.dashboard is not None:
+            where = settings.dashboard
+            page = Dashboard(lambda: ask_status(STATUS_S), where.port, where.address)
+            stack.enter_context(page)
+            _log.info("dashboard at %s", page.url)
+        yield

@@ -1,13 +1,7 @@
-"""The HTTP server of metrics and dashboard: its connections end with it.
-
-# NOTE [connections of viewers]
-A browser opens connections ahead of need and leaves them idle. So a server knows its open sockets,
-and shuts them down when it closes.
-"""
+"""The HTTP server of metrics and dashboard. An idle connection ends by itself."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 import socketserver
@@ -17,8 +11,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from async_loader.errors import AddressInUse, ConfigError
-
-_JOIN_S = 2.0  # a thread that takes longer makes an answer; its socket is shut down already
 
 
 class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
@@ -46,8 +38,6 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
             raise ConfigError(
                 "address='': give the address of an interface, 0.0.0.0 for all of them"
             )
-        self._changed = threading.Condition()
-        self._sockets: set[socket.socket] = set()
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
             self.address_family = found[0]
@@ -63,33 +53,13 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
         )
         self._thread.start()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Begin the thread of a new connection."""
-        with self._changed:
-            self._sockets.add(request)
-        super().process_request(request, client_address)
-
-    def close_request(self, request: Any) -> None:
-        """Close a socket. Not while `close` uses it: its descriptor may be another's then."""
-        with self._changed:
-            self._sockets.discard(request)
-            super().close_request(request)
-            self._changed.notify_all()
-
     def close(self) -> None:
-        """Stop serving, and end open connections. May be called again."""
-        with self._changed:
-            thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self.shutdown()
-        self.server_close()
-        with self._changed:
-            for one in self._sockets:
-                with contextlib.suppress(OSError):  # the viewer was faster
-                    one.shutdown(socket.SHUT_RDWR)
-            self._changed.wait_for(lambda: not self._sockets, _JOIN_S)
-        thread.join()
+        """Stop serving. May be called again."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self.shutdown()
+            self.server_close()
+            thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A viewer that went away is no error."""
@@ -98,7 +68,7 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
 class Viewer(BaseHTTPRequestHandler):
     """Answers one viewer; ``timeout`` holds for each byte that is read or written."""
 
-    timeout = 10.0
+    timeout = 3.0
     server_version = "async_loader"
     sys_version = ""
 

@@ -14,8 +14,7 @@ from async_loader.feeder.status_view import (
     short_text,
     show_status,
 )
-from async_loader.observe.cluster_status import paired
-from async_loader.observe.dashboard.frame import frame_of
+from async_loader.observe.dashboard.frame import frame_of, paired
 from async_loader.shm.limits import human
 
 if TYPE_CHECKING:

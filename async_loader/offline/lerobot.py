@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,12 @@ from async_loader.names import explain_wrong_names
 from async_loader.offline.bad_data import Place
 from async_loader.offline.lerobot_files import (
     Array,
+    Kind,
     VideoFile,
     features_of,
+    paths_of,
     read_columns,
+    read_episodes,
     read_info,
     read_tasks,
 )
@@ -46,13 +49,12 @@ _TOLERANCE = 1e-4
 _OPEN_FILES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Videos:
+class _Videos(NamedTuple):
     """The files of one video feature: where each episode's first frame lies in them."""
 
-    paths: tuple[Path, ...]
-    shape: tuple[int, ...]
+    paths: list[Path]
     file: Ids
+    shape: tuple[int, ...]
     first: Ids
 
 
@@ -110,40 +112,41 @@ class LeRobotSource:
         episodes: Sequence[int] | None = None,
         seed: int | None = None,
     ) -> None:
-        if fields is not None and (isinstance(fields, str) or not isinstance(fields, Collection)):
-            raise ConfigError(f"fields={fields!r}: it is a list of features, as in ['action']")
         root = Path(path_of("folder", folder))
         info = read_info(root)
-        place = Place(str(root / "meta/info.json"))
-        features = features_of(info, fields, place)
-        self.fps, self.tasks = float(info["fps"]), read_tasks(root)
+        self.fps, total = float(info["fps"]), int(info["total_frames"])
+        features = features_of(info["features"], fields)
         shapes = {name: shape for name, (dtype, shape) in features.items() if dtype == "video"}
-        meta = _episodes(root, list(shapes))
-        start, stop = meta["dataset_from_index"], meta["dataset_to_index"]
-        if not np.array_equal([*start, info["total_frames"]], [0, *stop]):
-            raise place.error(
-                None,
-                f"it says {info['total_frames']} frames, and the episodes of meta/episodes do not "
-                f"follow each other from 0 to that (the last ends at {stop[-1]}): files are "
-                "missing, download them again",
-            )
-        self._frames = _of_episodes(start, stop, episodes)
-        shown = {key: _window(key, at, self.fps, features) for key, at in (windows or {}).items()}
         kinds = {name: one for name, one in features.items() if name not in shapes}
-        paths, _ = _paths(root, info, "data_path", meta, "data")
-        read = {"index": (), **{name: shape for name, (_, shape) in kinds.items()}}
-        moved = any(frames.any() for frames in shown.values())
-        columns = read_columns(paths, read | ({"timestamp": ()} if moved else {}))
-        if not np.array_equal(columns["index"], np.arange(stop[-1])):
+        shown = {key: _window(key, at, self.fps, features) for key, at in (windows or {}).items()}
+        episode = read_episodes(root, list(shapes))
+        start, stop = episode["dataset_from_index"], episode["dataset_to_index"]
+        self._frames = _of_episodes(start, stop, episodes)
+        paths, _ = paths_of(root, info["data_path"], episode, "data")
+        read = {"index": (), "timestamp": (), **{name: shape for name, (_, shape) in kinds.items()}}
+        columns = read_columns(paths, read)
+        whole = np.array_equal([*start, total], [0, *stop])
+        if not whole or not np.array_equal(columns["index"], np.arange(total)):
             raise Place(str(paths[-1])).error(
-                "index", f"the files do not hold the frames 0 to {stop[-1] - 1}, each once and in "
-                "order: download them again"
-            )  # fmt: skip
-        if moved:
-            _check_times(columns["timestamp"], self._frames, start, self.fps, Place(str(root)))
-        videos = {key: _videos(root, info, key, one, meta, self.fps) for key, one in shapes.items()}
+                "index",
+                f"the episodes do not hold the frames 0 to {total - 1}, each once and in order: "
+                "files are missing, download them again",
+            )
+        if any(frames.any() for frames in shown.values()):
+            _check_times(columns["timestamp"], self._frames, start, self.fps, str(root))
+        self.tasks = read_tasks(root)
+        if shapes:
+            of_extra("av", "lerobot")
+        videos = {
+            key: _Videos(
+                *paths_of(root, info["video_path"], episode, f"videos/{key}", video_key=key),
+                shape,
+                np.rint(episode[f"videos/{key}/from_timestamp"] * self.fps).astype(np.int64),
+            )
+            for key, shape in shapes.items()
+        }
         numbers = SharedArrays([columns[name].astype(dtype) for name, (dtype, _) in kinds.items()])
-        images = {name: ("uint8", shape) for name, shape in shapes.items()}
+        images: dict[str, Kind] = {name: ("uint8", shape) for name, shape in shapes.items()}
         schema = _schema({**kinds, **images}, shown)
         self._reader = LeRobotReader(
             schema, numbers, tuple(kinds), videos, shown, start, stop, self.fps
@@ -249,24 +252,6 @@ class LeRobotReader:
             self._open.popitem()[1].close()
 
 
-def _episodes(root: Path, videos: Sequence[str]) -> dict[str, Array]:
-    """Return columns of meta/episodes, in the order of the episodes."""
-    files = sorted((root / "meta/episodes").glob("*/*.parquet"))
-    if not files:
-        raise Place(str(root / "meta/episodes")).error(
-            None, "there are no parquet files: download them again"
-        )
-    names = ["episode_index", "dataset_from_index", "dataset_to_index"]
-    for prefix in ("data", *(f"videos/{key}" for key in videos)):
-        names += [f"{prefix}/chunk_index", f"{prefix}/file_index"]
-    names += [f"videos/{key}/from_timestamp" for key in videos]
-    columns = read_columns(files, dict.fromkeys(names, ()))
-    order = np.argsort(columns["episode_index"], kind="stable")
-    if not len(order):
-        raise Place(str(files[0])).error(None, "it has no episodes: record some first")
-    return {name: array[order] for name, array in columns.items()}
-
-
 def _of_episodes(start: Ids, stop: Ids, episodes: Sequence[int] | None) -> Ids:
     """Return the frames of these episodes."""
     chosen = np.arange(len(start)) if episodes is None else np.asarray(episodes)
@@ -295,38 +280,7 @@ def _window(name: str, at: Sequence[float], fps: float, features: Mapping[str, A
     return frames
 
 
-def _paths(
-    root: Path, info: Mapping[str, Any], template: str, meta: Mapping[str, Array], prefix: str,
-    **names: str,
-) -> tuple[tuple[Path, ...], Ids]:  # fmt: skip
-    """Return the files of all episodes, each once, and which of them each episode is in."""
-    both = np.stack([meta[f"{prefix}/chunk_index"], meta[f"{prefix}/file_index"]], axis=1)
-    each, which = np.unique(both.astype(np.int64), axis=0, return_inverse=True)
-    try:
-        paths = [
-            root / info[template].format(chunk_index=chunk, file_index=file, **names)
-            for chunk, file in each.tolist()
-        ]
-    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
-        raise Place(str(root / "meta/info.json")).error(
-            template, f"{info.get(template)!r} is no path of version 3: download it again"
-        ) from None
-    return tuple(paths), which.reshape(-1)
-
-
-def _videos(
-    root: Path, info: Mapping[str, Any], key: str, shape: tuple[int, ...],
-    meta: Mapping[str, Array], fps: float,
-) -> _Videos:  # fmt: skip
-    """Return the files of a video feature."""
-    of_extra("av", "lerobot")
-    prefix = f"videos/{key}"
-    paths, file = _paths(root, info, "video_path", meta, prefix, video_key=key)
-    first = np.rint(meta[f"{prefix}/from_timestamp"].astype(np.float64) * fps).astype(np.int64)
-    return _Videos(paths, shape, file, first)
-
-
-def _check_times(times: Array, frames: Ids, start: Ids, fps: float, place: Place) -> None:
+def _check_times(times: Array, frames: Ids, start: Ids, fps: float, folder: str) -> None:
     """Raise BadData for a frame that does not lie ``1 / fps`` after the one before it.
 
     ``frames``: those that are drawn, whole episodes of them.
@@ -338,7 +292,7 @@ def _check_times(times: Array, frames: Ids, start: Ids, fps: float, place: Place
     if wrong.any():
         at = int(wrong.argmax())
         episode = int(np.searchsorted(start, later[at], side="right")) - 1
-        raise Place(place.file, episode).error(
+        raise Place(folder, episode).error(
             "timestamp",
             f"frame {later[at] - start[episode]} comes {apart[at]:.6g} s after the one before, "
             f"and windows count on 1 / fps = {1 / fps:.6g} s: leave the episode out with "

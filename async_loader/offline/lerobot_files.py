@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import of_extra
+from async_loader.errors import ConfigError, of_extra
 from async_loader.offline.bad_data import Place
 
 Array = npt.NDArray[Any]
-_AGAIN = "copy or download it again"
-_NEEDED = ("codebase_version", "fps", "total_frames", "data_path", "features")
+Kind = tuple[str, tuple[int, ...]]
+"""Dtype of a feature, which may be "video", and its shape."""
 _AHEAD = 32
 """Frames that are decoded on the way, where a jump to a key frame would not pay."""
 _NOWHERE = 1 << 62
@@ -24,119 +23,98 @@ _NOWHERE = 1 << 62
 
 def read_info(root: Path) -> dict[str, Any]:
     """Return what ``meta/info.json`` says. Raises BadData."""
-    path = root / "meta/info.json"
-    place = Place(str(path))
+    place = Place(str(root / "meta/info.json"))
     with place.reading("the meta/info.json of a LeRobot dataset"):
-        info: dict[str, Any] = json.loads(path.read_text())
-        missing = [name for name in _NEEDED if name not in info]
-    if missing:
-        raise place.error(missing[0], f"there is no such entry: {_AGAIN}")
-    if not str(info["codebase_version"]).startswith("v3."):
-        raise place.error(
-            "codebase_version",
-            f"the dataset is of version {info['codebase_version']}, and v3.0 is read: convert it "
-            "with LeRobot's lerobot.scripts.convert_dataset_v21_to_v30",
-        )
-    return info
+        info: dict[str, Any] = json.loads(Path(place.file).read_text())
+        version = str(info["codebase_version"])
+        if not version.startswith("v3."):
+            raise place.error(
+                "codebase_version",
+                f"the dataset is of version {version}, and v3.0 is read: convert it with "
+                "LeRobot's lerobot.scripts.convert_dataset_v21_to_v30",
+            )
+        return info
 
 
-def features_of(
-    info: Mapping[str, Any], fields: Collection[str] | None, place: Place
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape of each feature that is read: numbers, and "video"."""
-    listed = info["features"]
-    for name in fields or ():
-        if name not in listed:
-            raise place.error(name, f"there is no such feature, it has {', '.join(listed)}")
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name, one in listed.items():
-        if name == "index" or (fields is not None and name not in fields):
-            continue
+def features_of(listed: Mapping[str, Any], fields: Sequence[str] | None) -> dict[str, Kind]:
+    """Return the features that are read."""
+    if isinstance(fields, str) or (unknown := set(fields or ()) - listed.keys()):
+        named = fields if isinstance(fields, str) else min(unknown)
+        raise ConfigError(f"fields: {named!r} is not in a list of features of {', '.join(listed)}")
+    found: dict[str, Kind] = {}
+    for name in listed.keys() - {"index"} if fields is None else set(fields) - {"index"}:
+        one = listed[name]
         dtype, shape = str(one["dtype"]), tuple(int(n) for n in one.get("shape", (1,)))
         if dtype == "video" and shape[:1] == (3,) != shape[2:]:
             shape = (*shape[1:], 3)
-        numbers = hasattr(np, dtype) or dtype == "bool"
-        if numbers or (dtype == "video" and len(shape) == 3 and shape[2] == 3):
+        if hasattr(np, dtype) or dtype == "bool" or (dtype == "video" and shape[2:] == (3,)):
             found[name] = dtype, () if shape == (1,) else shape
         elif dtype in ("video", "image") or fields is not None:
-            raise place.error(
-                name,
-                f"it is {dtype} of {list(shape)}, and numbers and videos of 3 colours are read: "
-                "leave it out with fields=",
+            raise ConfigError(
+                f"feature {name!r} is {dtype} of {list(shape)}, and numbers and videos of 3 "
+                "colours are read: leave it out with fields="
             )
-    return found
+    return {name: found[name] for name in listed if name in found}
 
 
-def read_columns(
-    paths: Sequence[Path], columns: Mapping[str, tuple[int, ...] | None]
-) -> dict[str, Array]:
-    """Return columns of parquet files, one file after the other, as ``[rows, *shape]``; with
-    ``None`` as arrays of objects.
-
-    Raises
-    ------
-    BadData
-        For a file that is not there or damaged, and a column that is missing or of another shape.
-    MissingExtra
-    """
+def read_columns(paths: Sequence[Path], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Return columns of parquet files, one file after the other, as ``[rows, *shape]``."""
     parquet = of_extra("pyarrow.parquet", "lerobot")
-    parts: dict[str, list[Array]] = {name: [] for name in columns}
+    parts: dict[str, list[Array]] = {name: [] for name in shapes}
     for path in paths:
-        place = Place(str(path))
-        with place.reading("parquet"):
-            there = parquet.read_schema(path).names
-            for name in columns:
-                if name not in there:
-                    names = ", ".join(there[:20])
-                    raise place.error(name, f"there is no such column, it has {names}")
-            table = parquet.read_table(path, columns=list(columns))
-        for name, shape in columns.items():
-            column = table.column(name)
-            values = column.combine_chunks()
-            while hasattr(values.type, "value_type"):
-                values = values.flatten()
-            array: Array = values.to_numpy(zero_copy_only=False)
-            if shape is not None:
-                rows = len(column)
-                if len(array) != rows * math.prod(shape) or array.dtype.kind not in "biuf":
-                    raise place.error(
-                        name,
-                        f"{rows} rows hold {len(array)} values of {array.dtype}, and "
-                        f"meta/info.json says {list(shape)} for each: correct the shape there, or "
-                        f"{_AGAIN}",
-                    )
-                array = array.reshape(rows, *shape)
-            parts[name].append(array)
+        with Place(str(path)).reading("parquet"):
+            table = parquet.read_table(path, columns=list(shapes))
+            for name, shape in shapes.items():
+                values = table.column(name).combine_chunks()
+                while hasattr(values.type, "value_type"):
+                    values = values.flatten()
+                array: Array = values.to_numpy(zero_copy_only=False)
+                parts[name].append(array.reshape(len(table), *shape))
     return {name: np.concatenate(found) for name, found in parts.items()}
 
 
 def read_tasks(root: Path) -> tuple[str, ...]:
     """Return the texts of tasks, by ``task_index``."""
     path = root / "meta/tasks.parquet"
-    index = read_columns([path], {"task_index": ()})["task_index"]
     parquet = of_extra("pyarrow.parquet", "lerobot")
-    names = [name for name in parquet.read_schema(path).names if name != "task_index"]
-    text = read_columns([path], dict.fromkeys(names[-1:]))
-    named = dict(zip(index.tolist(), *text.values(), strict=True)) if text else {}
-    return tuple(str(named.get(i, "")) for i in range(1 + max(named, default=-1)))
+    with Place(str(path)).reading("parquet"):
+        columns = parquet.read_table(path).to_pydict()
+        index = columns.pop("task_index")
+        named = dict(zip(index, *columns.values(), strict=True))
+        return tuple(str(named.get(i, "")) for i in range(1 + max(named, default=-1)))
+
+
+def read_episodes(root: Path, videos: Sequence[str]) -> dict[str, Array]:
+    """Return columns of meta/episodes, in the order of the episodes."""
+    files = sorted((root / "meta/episodes").glob("*/*.parquet"))
+    names = ["episode_index", "dataset_from_index", "dataset_to_index"]
+    for prefix in ("data", *(f"videos/{key}" for key in videos)):
+        names += [f"{prefix}/chunk_index", f"{prefix}/file_index"]
+    names += [f"videos/{key}/from_timestamp" for key in videos]
+    columns = read_columns(files, dict.fromkeys(names, ())) if files else {}
+    if not files or not len(columns["episode_index"]):
+        raise Place(str(root / "meta/episodes")).error(
+            None, "there are no episodes in parquet files: download them again"
+        )
+    order = np.argsort(columns["episode_index"], kind="stable")
+    return {name: array[order] for name, array in columns.items()}
+
+
+def paths_of(
+    root: Path, template: str, episode: Mapping[str, Array], prefix: str, **names: str
+) -> tuple[list[Path], npt.NDArray[np.int64]]:
+    """Return the files of all episodes, each once, and which of them each episode is in."""
+    both = np.stack([episode[f"{prefix}/chunk_index"], episode[f"{prefix}/file_index"]], axis=1)
+    each, which = np.unique(both.astype(np.int64), axis=0, return_inverse=True)
+    paths = [
+        root / template.format(chunk_index=chunk, file_index=file, **names)
+        for chunk, file in each.tolist()
+    ]
+    return paths, which.reshape(-1)
 
 
 class VideoFile:
-    """One open video file. One thread.
-
-    Parameters
-    ----------
-    path : Path
-    shape : (int, int, int)
-        Of a frame: height, width, 3.
-    fps : float
-
-    Raises
-    ------
-    BadData
-        If it cannot be opened, or has other frames.
-    MissingExtra
-    """
+    """One open video file, of frames of a shape. One thread. Raises BadData and MissingExtra."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
         self._place, self._fps = Place(str(path)), fps
@@ -147,10 +125,12 @@ class VideoFile:
         codec.thread_count = 1  # workers decode beside each other
         if (codec.height, codec.width, 3) != shape:
             self.close()
+            size = codec.height, codec.width
             raise self._place.error(
-                None, f"its frames are {[codec.height, codec.width, 3]}, and meta/info.json says "
-                f"{list(shape)}: correct that, or {_AGAIN}"
-            )  # fmt: skip
+                None,
+                f"its frames are of {size}, and meta/info.json says {shape[:2]}: correct that, or "
+                "download it again",
+            )
         self._decoded: Iterator[Any] = iter(())
         self._at = _NOWHERE  # the frame that was decoded last
 

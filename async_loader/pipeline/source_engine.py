@@ -120,7 +120,7 @@ class SourceEngine:
         local = SampleTasks(work, ending=end)
         self._tasks = PlanDispatch(source, local, core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
-        transfer = None if backend is None else _streamer(backend)
+        transfer = None if backend is None else _streamer(backend, None if finish else buffers)
         # a user's function may depend on the thread that calls it
         here = core.pool is None and not whole and isinstance(source, AnyThread)
         self.iteration = Iteration(
@@ -178,8 +178,10 @@ class SourceEngine:
 
 
 def _streamer(
-    backend: DeviceBackend,
+    backend: DeviceBackend, buffers: OutputBuffers | None
 ) -> Callable[[StreamerInput, TrainQueue], TransferThread]:
     from async_loader.pipeline.device.streamer import Streamer
 
-    return partial(Streamer, backend=backend)
+    if buffers is None:
+        return partial(Streamer, backend=backend)
+    return partial(Streamer, backend=backend, covers=buffers.covers)

@@ -16,14 +16,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from async_loader.recording.recorder import Recorder
-    from async_loader.recording.vector_recorder import VectorRecorder
+    from async_loader.recording.recorder import Recorder, VectorRecorder
 
 set_public_names(
     globals(),
-    {
-        "Recorder": "async_loader.recording.recorder",
-        "VectorRecorder": "async_loader.recording.vector_recorder",
-    },
+    dict.fromkeys(("Recorder", "VectorRecorder"), "async_loader.recording.recorder"),
     extras={"gymnasium": "demo"},
 )

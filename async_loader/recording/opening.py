@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -115,8 +115,6 @@ before, its process has died, or this is a fork of the writer's process.
 
 _taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
 """Streams of each writer that recorders have got. See `own_streams`."""
-_recording: WeakSet[Any] = WeakSet()
-"""Writers that were given to recorders of vectors, which are open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,6 @@ class Opened(Generic[W]):
         Raises Broken if steps may be lost. Where the table or the writer was closed before, that
         has told what became of them; and in a fork they are its parent's.
         """
-        _recording.discard(self.writer)
         with contextlib.suppress(Closed, Unsupported):
             self.writer.flush()
         if self.owned:
@@ -203,14 +200,7 @@ def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[V
                 f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
                 "make it as table.vector_writer(envs)"
             )
-        if made in _recording:
-            raise ConfigError(
-                "another recorder writes with this writer, which has a stream for each of its "
-                "environments: close() it before, or give each recorder the table"
-            )
-        schema = _known(made.schema)
-        _recording.add(made)
-        return Opened(made, schema, False)
+        return Opened(made, _known(made.schema), False)
     if isinstance(given, Writer):
         raise ConfigError(
             f"{type(given).__name__} adds the steps of one environment at a time: give the table, "
@@ -237,9 +227,11 @@ def _neither(given: object, writer: str) -> ConfigError:
 
 
 class Recording:
-    """What all recorders have: values of the next step, and the end."""
+    """What all recorders have: values of the next step, a step that waits for room, and the end."""
 
     _extra: dict[str, Any]
+    _pending: tuple[Any, Any, dict[str, Any]] | None = None
+    """A step that the environment has made and the table has not taken yet."""
     _ended = False
     _opened: Opened[Any]
     env: Any
@@ -266,6 +258,31 @@ class Recording:
                 self._opened.finish()
         finally:
             self.env.close(**kwargs)
+
+    def _step(self, action: Any) -> Any:
+        """Make a step of the environment unless one waits for room, and add it."""
+        self._check_open()
+        pending, self._pending = self._pending, None
+        if pending is None:
+            kept, extra = self._checked(action), self._extra
+            pending = kept, self.env.step(action), extra
+            self._extra = {}
+        try:
+            self._add(*pending)
+        except Timeout:
+            self._pending = pending
+            raise
+        return pending[1]
+
+    def _checked(self, action: Any) -> Any:
+        """Return a copy of the action, into which the environment may write, if a step may be
+        made.
+        """
+        raise NotImplementedError
+
+    def _add(self, action: Any, made: Any, extra: dict[str, Any]) -> None:
+        """Add a step that the environment has made."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._ended:

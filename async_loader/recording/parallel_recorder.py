@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from async_loader.errors import ConfigError, SchemaError, Timeout
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
@@ -73,7 +73,6 @@ class ParallelRecorder(Recording):
             )
         }
         self._extra = {}
-        self._pending: tuple[dict[Any, tuple[Any, dict[str, Any]]], _Step] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":
@@ -85,29 +84,7 @@ class ParallelRecorder(Recording):
 
         As `Recorder.step`: after a Timeout the call may be made again.
         """
-        self._check_open()
-        pending, self._pending = self._pending, None
-        if pending is None:
-            acting = [agent for agent in self.recorded if agent in actions]
-            waiting = {}
-            for agent in acting:
-                if not self._episodes[agent].begun:
-                    raise ConfigError(
-                        f"agent {agent!r} acts, and has no observation: call reset() before "
-                        "step(), and give actions of the agents in env.agents only"
-                    )
-                # the environment may write into the action that it is given
-                waiting[agent] = copied(actions[agent]), self._extra_of(agent)
-            pending = waiting, self.env.step(actions)
-            self._extra = {}
-        waiting, made = pending
-        for agent in list(waiting):
-            try:
-                self._add(agent, made, *waiting[agent])
-            except Timeout:
-                self._pending = pending
-                raise
-            del waiting[agent]
+        made: _Step = self._step(actions)
         for agent, episode in self._episodes.items():
             if not episode.begun and agent in made[0] and agent in self.env.agents:
                 episode.begin(made[0][agent])
@@ -125,17 +102,30 @@ class ParallelRecorder(Recording):
                 self._episodes[agent].begin(observations[agent])
         return observations, infos
 
-    def _add(self, agent: Any, made: _Step, action: Any, extra: dict[str, Any]) -> None:
-        for name, values in zip(
-            ("observation", "reward", "termination", "truncation"), made[:4], strict=True
-        ):
-            if agent not in values:
-                raise SchemaError(
-                    f"agent {agent!r} acted, and the environment returned no {name} of it: an "
-                    "agent that leaves is returned once more, with its end"
+    def _checked(self, action: Any) -> dict[Any, tuple[Any, dict[str, Any]]]:
+        acting = [agent for agent in self.recorded if agent in action]
+        for agent in acting:
+            if not self._episodes[agent].begun:
+                raise ConfigError(
+                    f"agent {agent!r} acts, and has no observation: call reset() before "
+                    "step(), and give actions of the agents in env.agents only"
                 )
-        after, reward, terminated, truncated = (values[agent] for values in made[:4])
-        self._episodes[agent].add(action, reward, after, terminated, truncated, extra)
+        return {agent: (copied(action[agent]), self._extra_of(agent)) for agent in acting}
+
+    def _add(self, action: Any, made: _Step, extra: dict[str, Any]) -> None:
+        for agent in list(action):
+            for name, values in zip(
+                ("observation", "reward", "termination", "truncation"), made[:4], strict=True
+            ):
+                if agent not in values:
+                    raise SchemaError(
+                        f"agent {agent!r} acted, and the environment returned no {name} of it: an "
+                        "agent that leaves is returned once more, with its end"
+                    )
+            after, reward, terminated, truncated = (values[agent] for values in made[:4])
+            its_action, its_extra = action[agent]
+            self._episodes[agent].add(its_action, reward, after, terminated, truncated, its_extra)
+            del action[agent]
 
     def _extra_of(self, agent: Any) -> dict[str, Any]:
         self._fields.check_extra(self._extra)

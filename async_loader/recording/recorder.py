@@ -1,4 +1,4 @@
-"""An environment of Gymnasium that adds its steps to a table."""
+"""Environments of Gymnasium that add their steps to a table: one, or a vector of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode
 
 from async_loader.errors import ConfigError, Timeout
 from async_loader.names import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
-from async_loader.table import Table, Writer
+from async_loader.recording.opening import (
+    EpisodeStream,
+    Recording,
+    copied,
+    own_streams,
+    vector_writer_of,
+    writer_of,
+)
+from async_loader.table import Table, VectorWriter, Writer
 
-_Step = tuple[Any, Any, bool, bool, dict[str, Any]]
+_Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
 class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -71,9 +80,7 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         if stream is None and (number := own_streams(self._writer, 1)[0]):
             stream = (self._writer.stream, number)
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
-        self._extra: dict[str, Any] = {}
-        # Of a step that the environment has made and the table has not taken yet.
-        self._pending: tuple[Any, _Step, dict[str, Any]] | None = None
+        self._extra = {}
 
     def step(self, action: Any) -> _Step:
         """Make a step of the environment, and add it.
@@ -88,23 +95,7 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
 
         After any other exception out of it call `reset`.
         """
-        self._check_open()
-        pending, self._pending = self._pending, None
-        if pending is None:
-            self._fields.check_extra(self._extra)
-            if not self._episode.begun:
-                raise ConfigError("no episode has begun: call reset() before step()")
-            kept = copied(action)  # the environment may write into the one that it is given
-            pending = kept, self.env.step(action), self._extra
-            self._extra = {}
-        action, made, extra = pending
-        obs, reward, terminated, truncated, _ = made
-        try:
-            self._episode.add(action, reward, obs, terminated, truncated, extra)
-        except Timeout:
-            self._pending = pending
-            raise
-        return made
+        return self._step(action)  # type: ignore[no-any-return]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -119,6 +110,128 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         self._episode.begin(obs)
         return obs, info
 
+    def _checked(self, action: Any) -> Any:
+        self._fields.check_extra(self._extra)
+        if not self._episode.begun:
+            raise ConfigError("no episode has begun: call reset() before step()")
+        return copied(action)
+
+    def _add(self, action: Any, made: _Step, extra: dict[str, Any]) -> None:
+        obs, reward, terminated, truncated, _ = made
+        self._episode.add(action, reward, obs, terminated, truncated, extra)
+
     def _cut(self) -> None:
         self._pending, self._extra = None, {}
         self._episode.cut()
+
+
+class VectorRecorder(Recording, gymnasium.vector.VectorWrapper[Any, Any, Any, Any, Any]):
+    """A vector of environments whose steps are added to a table, one stream for each.
+
+    As `Recorder`. How the environments reset is read from their ``metadata["autoreset_mode"]``, and
+    every mode of Gymnasium works; with DISABLED also ``reset(options={"reset_mask": mask})``. With
+    SAME_STEP an environment has to return a new array in each step: one that writes into the same
+    array overwrites the last observation of its episode by its reset.
+
+    Threads: one at a time.
+
+    Parameters
+    ----------
+    envs : gymnasium.vector.VectorEnv
+    table : Table | VectorWriter
+        A table, or what ``table.vector_writer(envs)`` returns. Such a writer is for
+        one recorder at a time.
+    stack, fields, timeout_s : optional
+        As of `Recorder`. Values of `record` are arrays ``[envs, ...]``.
+
+    Raises
+    ------
+    SchemaError
+        For a table without a field that a recorder writes. The first step names another misfit.
+    """
+
+    @explain_wrong_names
+    def __init__(
+        self,
+        envs: gymnasium.vector.VectorEnv[Any, Any, Any],
+        table: Table | VectorWriter,
+        *,
+        stack: int = 1,
+        fields: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        if not isinstance(envs, gymnasium.vector.VectorEnv):
+            raise ConfigError(
+                f"{type(envs).__name__} is no gymnasium.vector.VectorEnv: give "
+                "gymnasium.make_vec(...); Recorder records one environment"
+            )
+        super().__init__(envs)
+        self._opened = vector_writer_of(table, envs, schema_of(envs, stack=stack, fields=fields))
+        self._writer = self._opened.writer
+        self._fields = self._opened.fields()
+        self._timeout_s = timeout_s
+        self._obs: Any = None
+        self._extra = {}
+        self._by_hand = envs.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
+        self._over = np.zeros(envs.num_envs, np.bool_)  # ended, and to be reset by the program
+
+    def step(self, actions: Any) -> _Step:
+        """Make a step of every environment, and add them all. As `Recorder.step`."""
+        return self._step(actions)  # type: ignore[no-any-return]
+
+    def reset(
+        self,
+        *,
+        seed: int | list[int | None] | None = None,  # a list too: VectorEnv's annotation is narrow
+        options: dict[str, Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin episodes; those under way end as truncated, with their last observations.
+
+        Steps that could not be added are given up.
+        """
+        self._check_open()
+        mask = None if options is None else options.get("reset_mask")
+        self._cut(None if self._pending is not None or self._obs is None else mask)
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._over &= False if mask is None else ~np.asarray(mask)
+        self._obs = copied(obs)
+        return obs, info
+
+    def _checked(self, action: Any) -> Any:
+        self._fields.check_extra(self._extra)
+        if self._obs is None:
+            raise ConfigError("no episode has begun: call reset() before step()")
+        if self._over.any():
+            raise ConfigError(
+                f"environments {np.flatnonzero(self._over).tolist()} ended their episodes, and "
+                "their autoreset mode is DISABLED: call reset(options={'reset_mask': "
+                "terminated | truncated}) before the next step()"
+            )
+        return copied(action)
+
+    def _add(self, action: Any, made: _Step, extra: dict[str, Any]) -> None:
+        obs, reward, terminated, truncated, info = made
+        if self._by_hand:
+            self._over = np.logical_or(terminated, truncated)
+        before, self._obs = self._obs, None
+        try:
+            self._writer.append(
+                obs=before,
+                action=action,
+                reward=reward,
+                next_obs=obs,
+                terminated=terminated,
+                truncated=truncated,
+                info=info,
+                timeout_s=self._timeout_s,
+                **extra,
+            )
+        except Timeout:
+            self._obs = before
+            raise
+        self._obs = copied(obs)
+
+    def _cut(self, mask: Any = None) -> None:
+        """End the episodes of these environments, of all with ``None``."""
+        self._pending, self._extra = None, {}
+        self._writer.reset(final_obs=self._obs if self._fields.linked else None, mask=mask)

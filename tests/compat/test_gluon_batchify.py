@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader.compat import gluon
 from async_loader.compat.gluon.data.batchify import Append, AsList, Group, Pad, Stack
-
-
-@pytest.fixture(autouse=True)
-def _torch_again():
-    yield
-    gluon.set_array_type("torch")
 
 
 def test_stack_of_lists_arrays_and_tensors():

@@ -75,7 +75,6 @@ def test_the_arguments_are_the_originals_in_the_originals_order():
         "thread_pool",
         "timeout",
         "try_nopython",
-        "array_type",
     ]
     assert inspect.signature(DataLoader).parameters["timeout"].default == 120
 
@@ -90,7 +89,6 @@ def test_the_arguments_are_the_originals_in_the_originals_order():
         ({"batch_sampler": [[0]], "sampler": range(3)}, "batch_sampler decides"),
         ({"batch_sampler": [[0]], "last_batch": "keep"}, "batch_sampler decides"),
         ({"batch_size": 2, "last_batch": "drop"}, "last_batch is 'drop'"),
-        ({"batch_size": 2, "array_type": "jax"}, "array_type is 'jax'"),
     ],
 )
 def test_arguments_that_exclude_each_other_are_value_errors(arguments, text):

@@ -43,7 +43,6 @@ def test_the_arguments_are_the_originals_in_the_originals_order():
         "pin_memory",
         "prefetch",
         "thread_pool",
-        "array_type",
     ]
     for wrong in (
         {},

@@ -12,7 +12,7 @@ from torch.utils import data as theirs
 from torch.utils.data import TensorDataset
 
 from async_loader.compat.torch import DataLoader
-from async_loader.compat.torch.gather_pass import GatherPass
+from async_loader.compat.torch.order import GatherPass
 
 ROWS = TensorDataset(torch.arange(30).reshape(10, 3), torch.arange(10))
 

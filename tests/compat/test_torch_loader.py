@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from async_loader.compat import torch as ours
 from async_loader.compat.torch import DataLoader, StatefulDataLoader
-from async_loader.compat.torch.order import Drawn
+from async_loader.compat.torch.order import KnownOrder, is_known
 
 
 @pytest.fixture(autouse=True)
@@ -159,8 +159,8 @@ def test_batches_of_indices_are_cut_as_torchs_samplers_cut_them(size, drop, rand
         )
         for g in generators
     ]
-    drawn = Drawn(samplers[0], None)
-    assert drawn._known
+    assert is_known(samplers[0])
+    drawn = KnownOrder(samplers[0], None, lists=False)
     for _ in range(2):
         assert [b.tolist() for b in drawn.epoch(0, 0)] == list(samplers[1])
     assert torch.equal(generators[0].get_state(), generators[1].get_state())
@@ -209,7 +209,8 @@ def test_samplers_that_are_not_torchs_usual_ones_are_asked(sampler):
     sampler.generator = torch.Generator().manual_seed(1)
     expected = list(BatchSampler(sampler, 4, False))
     sampler.generator = torch.Generator().manual_seed(1)
-    assert [list(b) for b in Drawn(BatchSampler(sampler, 4, False), None).epoch(0, 0)] == expected
+    loader = DataLoader(range(10), batch_sampler=BatchSampler(sampler, 4, False))
+    assert [batch.tolist() for batch in loader] == expected
 
 
 def test_arrays_are_gathered_in_bulk_with_the_same_batches():

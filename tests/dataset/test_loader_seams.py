@@ -4,15 +4,12 @@ not be made ready.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 
 import numpy as np
 import pytest
-import torch
 from fake_device import FakeBackend
-from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from async_loader import DataLoader
 from async_loader.compat.gluon.data import DataLoader as GluonLoader
@@ -176,25 +173,3 @@ def test_a_batch_that_failed_counts_in_a_state(make, after):
     assert [batch.cpu().tolist() for batch, _ in zip(again, rest, strict=False)] == rest
     for loader in (one, two):
         loader.close()
-
-
-@pytest.mark.parametrize("make", [DataLoader, StatefulDataLoader], ids=["core", "torch"])
-@pytest.mark.parametrize("at", [0, 3])
-def test_what_was_drawn_from_the_global_generator_is_drawn_again(make, at):
-    for sampler in (
-        RandomSampler(range(20)),
-        RandomSampler(range(20), True, 20),
-        WeightedRandomSampler([1.0] * 20, 20),
-    ):
-        one, two = (make(list(range(20)), 2, sampler=sampler) for _ in range(2))
-        epoch = iter(one)
-        for _ in range(at):
-            next(epoch)
-        state = json.loads(json.dumps(one.state_dict()))
-        rest = [batch.tolist() for batch in epoch]
-        two.load_state_dict(state)
-        before = torch.get_rng_state()
-        assert [batch.tolist() for batch in two] == rest
-        assert len(rest) == 10 - at
-        if make is DataLoader:
-            assert torch.equal(torch.get_rng_state(), before)

@@ -74,5 +74,5 @@ def test_small_batches_of_a_table_are_right_on_changing_streams(cuda, into):
 
 
 def test_tensors_on_the_cpu_are_refused_for_a_gpu(cuda):
-    with pytest.raises(ValueError, match="make it with device='cuda:0'"):
+    with pytest.raises(ValueError, match="make a tensor with device='cuda:0'"):
         AsyncDataLoader(counted(), ROWS, device="cuda:0", into={"x": torch.zeros(ROWS, 256)})

@@ -17,8 +17,7 @@ from status_rig import (
     table_status,
 )
 
-from async_loader.observe.cluster_status import merged, paired
-from async_loader.observe.dashboard.frame import frame_of
+from async_loader.observe.dashboard.frame import frame_of, merged, paired
 
 
 def answered(cluster):

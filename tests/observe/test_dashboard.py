@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import urllib.error
 import urllib.request
 
@@ -67,25 +66,6 @@ def test_a_history_keeps_ten_minutes_and_goes_on_after_errors():
     assert points[-1]["tables"]["replay"]["size"] == 10
 
 
-def test_viewers_get_each_frame_and_end_with_the_dashboard():
-    history = History(lambda: status_of(1.0))
-    seen, ready = [], threading.Semaphore(0)
-
-    def view():
-        for frame in history.follow(60.0):
-            seen.append(frame)
-            ready.release()
-
-    thread = threading.Thread(target=view)
-    thread.start()
-    for _ in range(3):
-        history.note()
-        assert ready.acquire(timeout=60)
-    history.close()
-    thread.join(60)
-    assert len(seen) == 3
-
-
 def test_a_frame_equals_the_status(tmp_path):
     with feeder(tmp_path) as process, connect(process.address, name="actor-0") as client:
         client.publish("policy", {"w": np.zeros(2, np.float32)}, version=5)
@@ -110,9 +90,6 @@ def test_pages_over_http():
         dashboard._history.note()
         assert json.loads(get(f"{dashboard.url}frame.json"))["pid"] == 1
         assert json.loads(get(f"{dashboard.url}points.json"))
-        with urllib.request.urlopen(f"{dashboard.url}events", timeout=30) as events:
-            lines = [events.readline() for _ in range(3)]
-        assert json.loads(lines[2].removeprefix(b"data: "))["pid"] == 1
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{dashboard.url}etc/passwd")
 

@@ -20,7 +20,7 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.observe import Exporter
-from async_loader.observe.beside import observed
+from async_loader.observe.exporter import observed
 from async_loader.stats import LearnerMeter
 
 pytest.importorskip("prometheus_client")

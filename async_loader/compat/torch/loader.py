@@ -18,11 +18,10 @@ import torch
 from torch.utils import data as torch_data
 from torch.utils.data import _utils
 
-from async_loader.compat.torch.gather_pass import GatherPass
-from async_loader.compat.torch.order import Drawn
+from async_loader.compat.torch.order import GatherPass, KnownOrder, is_known
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
-from async_loader.dataset.batch_order import Batches, StreamBatches
+from async_loader.dataset.batch_order import Batches, SamplerBatches, StreamBatches
 from async_loader.dataset.dataset_work import (
     EpochInfo,
     GatherWork,
@@ -76,8 +75,14 @@ class DataLoader(torch_data.DataLoader[T_co]):
         batches = self._batches()
         if "batches" in start:
             batches.load(start["batches"])
-        seed = self._base_seed(batches, start)
-        return Pass(self, self._team(batches, seed), batches, seed, start, self._before())
+        progress = EpochProgress(start, None if start else self._before())
+        seed, tasks = self._drawn(batches, progress.first, start)
+        return Pass(self, self._team(batches, seed), batches, tasks, seed, progress)
+
+    def _drawn(self, batches: Batches, first: int, start: dict[str, Any]) -> tuple[int, Any]:
+        """Return the seed of a pass's workers and its tasks, drawn in torch's order."""
+        seed = self._base_seed(start)
+        return seed, None if self._iterable else batches.epoch(0, first)
 
     def _before(self) -> EpochProgress | None:
         """Where datasets are that go on in the next pass."""
@@ -96,7 +101,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
         batches = self._batches()
         if not batches.in_range:
             return None
-        seed = self._base_seed(batches, {})
+        seed = self._base_seed({})
         tasks = self._of_same_length(batches.epoch(0, 0), len(columns))
         return GatherPass(columns, tasks, partial(len, self), seed, self.num_workers)
 
@@ -110,12 +115,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
             )
         yield from tasks
 
-    def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
-        """Return the seeds of a pass's workers, drawn before or after the order,
-        as the sampler does.
-        """
-        if isinstance(batches, Drawn):
-            batches.draw()
+    def _base_seed(self, start: dict[str, Any]) -> int:
+        """Return the seeds of a pass's workers."""
         if self.__dict__.get("_engine") is not None:
             kept: int = self.__dict__["_seed"]  # its workers were seeded once
             return kept
@@ -133,7 +134,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
     def _batches(self) -> Batches:
         if self._iterable:
             return StreamBatches(self.dataset, self.batch_size, drop=self.drop_last)
-        return Drawn(self._index_sampler, self.dataset, lists=not self._auto_collation)
+        if self._tracks or not is_known(self._index_sampler):
+            return SamplerBatches(self._index_sampler, None, "keep")
+        return KnownOrder(self._index_sampler, self.dataset, lists=not self._auto_collation)
 
     _tracks = False
     """Whether the states of datasets are kept for each batch."""
@@ -196,7 +199,7 @@ class DataLoader(torch_data.DataLoader[T_co]):
                 self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
             )
         work = MapWork(
-            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=False
+            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=()
         )
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
@@ -223,9 +226,9 @@ class Pass(Iterator[Any]):
         loader: DataLoader[Any],
         pool: Engine,
         batches: Batches,
+        tasks: Any,
         seed: int,
-        start: dict[str, Any],
-        before: EpochProgress | None = None,
+        epoch_progress: EpochProgress,
     ) -> None:
         self._loader = loader
         self._batches = batches
@@ -234,7 +237,6 @@ class Pass(Iterator[Any]):
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
         self._dataset = loader.dataset if loader._iterable else None
-        epoch_progress = EpochProgress(start, None if start else before)
         state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.untold))
         pin = loader.pin_memory and can_pin()
         # as in torch, with workers there is a thread that pins
@@ -251,7 +253,6 @@ class Pass(Iterator[Any]):
             check = ShareCheck(loader.dataset, sized, size, pool.streaming, in_order=in_order)
         else:
             first = epoch_progress.first
-            tasks = batches.epoch(0, first)
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
         self._processes = pool.processes
         self.epoch: Epoch[Any] = Epoch(

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
-from async_loader.compat.torch.order import Drawn
+from async_loader.compat.torch.order import Shuffled, is_known
 from async_loader.dataset.array_dataset import Columns
 from async_loader.dataset.batch_order import Batches, generator_state, set_generator
 from async_loader.dataset.bookmarks import stated
@@ -93,6 +93,26 @@ class StatefulDataLoader(DataLoader[T_co]):
             self._warn_of_passing_over(start)
         return super()._begin(start)
 
+    def _drawn(self, batches: Batches, first: int, start: dict[str, Any]) -> tuple[int, Any]:
+        generator, mine = self.generator, start.get("generator")
+        if not isinstance(batches, Shuffled):
+            set_generator(generator, mine)
+            batches.restore()
+            return super()._drawn(batches, first, start)
+        # an order that was drawn before is drawn again, maybe from this generator
+        if start.get("finished"):
+            batches.restore()
+            set_generator(generator, mine)
+        tasks = batches.epoch(0, first)
+        if not start.get("finished"):
+            set_generator(generator, mine)
+        return self._base_seed(start), tasks
+
+    def _batches(self) -> Batches:
+        if self._iterable or not self._shuffles or not is_known(self._index_sampler):
+            return super()._batches()
+        return Shuffled(self._index_sampler, self.dataset, lists=not self._auto_collation)
+
     def _before(self) -> EpochProgress | None:
         latest = self._latest
         if latest is None or not latest.epoch.finished:
@@ -109,16 +129,6 @@ class StatefulDataLoader(DataLoader[T_co]):
                 "avoid this",
                 given,
             )
-
-    def _base_seed(self, batches: Batches, start: dict[str, Any]) -> int:
-        generator = start.get("generator")
-        if generator is not None and start.get("finished"):
-            set_generator(self.generator, generator)
-        seed = super()._base_seed(batches, start)
-        redrawn = isinstance(batches, Drawn) and batches.redraws_from(self.generator)
-        if generator is not None and not start.get("finished") and not redrawn:
-            set_generator(self.generator, generator)
-        return seed
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass.
@@ -165,12 +175,6 @@ class StatefulDataLoader(DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the loader's state without its workers and passes."""
         return {**super().__getstate__(), "_held": None, "_latest": None}
-
-    def _batches(self) -> Batches:
-        if self._iterable or not self._shuffles:
-            return super()._batches()
-        lists = not self._auto_collation
-        return Drawn(self._index_sampler, self.dataset, first=True, lists=lists)
 
     def _work(self, columns: Columns | None, batches: Batches) -> Any:
         work = super()._work(columns, batches)

@@ -1,4 +1,4 @@
-"""Serves the page, its frames and its events over HTTP. Reads only: there is nothing to change."""
+"""Serves the page and its frames over HTTP. Reads only: there is nothing to change."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import hmac
 import ipaddress
 import json
 import secrets
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from importlib import resources
 from typing import Any
@@ -17,12 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from async_loader.errors import AsyncLoaderError
 from async_loader.lifecycle import every
-from async_loader.observe.cluster_status import paired
-from async_loader.observe.dashboard.frame import frame_of
+from async_loader.observe.dashboard.frame import frame_of, paired
 from async_loader.observe.http_server import Viewer, ViewerServer
 
-_QUIET_S = 15.0
-"""A comment is sent after this long without a frame, so that a viewer that is gone is noticed."""
 _HEADERS = {
     "Cache_Control": "no-store",
     "Referrer_Policy": "no-referrer",
@@ -35,7 +31,7 @@ _HEADERS = {
 class Dashboard:
     """Serves the dashboard of a feeder, or of a cluster, until `close`.
 
-    Threads: one asks for the status each second, one for each viewer sends it.
+    Threads: one asks for the status each second, others answer viewers.
 
     Parameters
     ----------
@@ -76,9 +72,8 @@ class Dashboard:
         self._asking.enter_context(every(EVERY_S, self._history.note, "async-loader-dashboard"))
 
     def close(self) -> None:
-        """Stop serving, and end the connections of viewers. May be called again."""
+        """Stop serving. May be called again."""
         self._asking.close()
-        self._history.close()
         self._server.close()
 
     def __enter__(self) -> Dashboard:
@@ -99,7 +94,7 @@ class _Page(Viewer):
     server: _Server
 
     def do_GET(self) -> None:
-        """Answer the page, the newest frame, the points of the curves, or the events."""
+        """Answer the page, the newest frame, or the points of the curves."""
         parts = urlsplit(self.path)
         token = parse_qs(parts.query).get("token", [""])[0]
         if not self._allowed(token):
@@ -111,9 +106,7 @@ class _Page(Viewer):
             "/frame.json": ("application/json", history.newest),
             "/points.json": ("application/json", history.points),
         }
-        if parts.path == "/events":
-            self._events()
-        elif parts.path in pages:
+        if parts.path in pages:
             kind, body = pages[parts.path]
             self._send(HTTPStatus.OK, kind, body())
         else:
@@ -132,17 +125,6 @@ class _Page(Viewer):
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send(status, kind, body, **_HEADERS)
-
-    def _events(self) -> None:
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.close_connection = True
-        with contextlib.suppress(OSError):  # the viewer has gone
-            self.wfile.write(b"retry: 1000\n\n")
-            for frame in self.server.history.follow(_QUIET_S):
-                self.wfile.write(b": still here\n\n" if frame is None else b"data: %b\n\n" % frame)
 
 
 def _is_loopback(address: str) -> bool:
@@ -177,29 +159,19 @@ class History:
         self._status = status
         self._before: Mapping[str, Any] | None = None
         self._points: deque[dict[str, Any]] = deque(maxlen=KEPT)
-        self._news = threading.Condition()
         self._newest = b""
-        self._count = 0
-        self._closed = False
 
     def note(self) -> None:
         """Ask for a status, and add its frame."""
         try:
             status = self._status()
         except (AsyncLoaderError, RuntimeError) as error:  # also a status changed while it is read
-            self._add({"error": str(error)}, None)
-            return
-        frame = frame_of(*paired(status, self._before))
-        self._before = status
-        self._add(frame, _point(frame))
-
-    def _add(self, frame: dict[str, Any], point: dict[str, Any] | None) -> None:
-        if point is not None:
-            self._points.append(point)
-        text = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
-        with self._news:
-            self._newest, self._count = text, self._count + 1
-            self._news.notify_all()
+            frame: dict[str, Any] = {"error": str(error)}
+        else:
+            frame = frame_of(*paired(status, self._before))
+            self._before = status
+            self._points.append(_point(frame))
+        self._newest = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
 
     def newest(self) -> bytes:
         """Return the newest frame as JSON; empty before the first."""
@@ -208,28 +180,6 @@ class History:
     def points(self) -> bytes:
         """Return the points of the curves as JSON, oldest first."""
         return json.dumps(list(self._points), separators=(",", ":")).encode()
-
-    def follow(self, wait_s: float) -> Iterator[bytes | None]:
-        """Return each new frame, from the newest on; ``None`` after ``wait_s`` without one.
-
-        Ends with `close`.
-        """
-        seen = 0
-        while not self._closed:
-            with self._news:
-                if self._count == seen and not self._closed:
-                    self._news.wait(wait_s)
-                count, text = self._count, self._newest
-            if self._closed:
-                return
-            yield text if count > seen else None
-            seen = count
-
-    def close(self) -> None:
-        """End all `follow`. May be called again."""
-        with self._news:
-            self._closed = True
-            self._news.notify_all()
 
 
 def _point(frame: Mapping[str, Any]) -> dict[str, Any]:

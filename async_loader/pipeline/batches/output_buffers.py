@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from async_loader import tensors, tree
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.names import nearest
 from async_loader.pipeline.batches.collate import is_ignored
@@ -174,6 +175,14 @@ class OutputBuffers:
                 self._match(schema.rebuild(fields), buffer, [])
         except SchemaError as error:
             raise ConfigError(*error.args) from None
+
+    def covers(self, layout: BatchLayout) -> bool:
+        """Whether the caller gave a tensor for each field that goes to the device."""
+        given = self._buffers[0]
+        return isinstance(given, dict) and all(
+            one.name in self._host_fields or type(given.get(one.name)) is Target
+            for one in layout.regions
+        )
 
     def fill(self, batch: Any, number: int) -> Any:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.

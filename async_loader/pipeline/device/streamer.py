@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,8 @@ class Streamer(TransferThread):
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
         Top-level fields that stay on the CPU.
+    covers : callable
+        Whether all fields of a layout are copied into tensors of the caller's.
     """
 
     def __init__(
@@ -109,12 +111,13 @@ class Streamer(TransferThread):
         max_in_flight: int = MAX_IN_FLIGHT,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
+        covers: Callable[[BatchLayout], bool] = lambda layout: False,
     ) -> None:
         super().__init__(train_queue, output)
         self._backend = backend
         self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
-        self._host_fields = host_fields
+        self._host_fields, self._covers = host_fields, covers
         # Rings that were seen, and the memory to give back; ``None`` when it could not be
         # page-locked.
         self._rings: dict[int, tuple[SlotRing, Bytes | None]] = {}
@@ -300,13 +303,19 @@ class Streamer(TransferThread):
     def _stage(self, batch: Batch) -> bool:
         """Copy a batch on the consumer's stream; return whether that could be done.
 
-        Nothing is in flight then.
+        Nothing is in flight then. One for the caller's tensors is copied into them later, and not
+        here: two copies would take a third longer.
         """
         layout, buffer = batch.layout, batch.buffer
         if layout is None or buffer is None or buffer.ring is not None:
             return False
         if layout.nbytes > STAGED_BYTES:
             return False
+        if self._covers(layout):
+            batch.value = layout.rebuild(list(map(tensors.to_tensor, layout.views(buffer.root))))
+            batch.device = DeviceCopy((), None)
+            batch.detach()
+            return True
         try:
             block, values = self._backend.upload_here(buffer.root, layout.nbytes, layout.regions)
             batch.value = self._value(layout, buffer, values)

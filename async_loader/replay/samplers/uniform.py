@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
@@ -48,6 +50,11 @@ class Uniform(Binding):
 
     def reset(self) -> None:
         self._list: _RowList | None = None
+
+    def state(self) -> dict[str, Any]:
+        """See `Sampler.state`. A loaded table lists its rows anew; so does this one then."""
+        self._list = None
+        return super().state()
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         if self._list is None:

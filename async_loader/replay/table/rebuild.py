@@ -46,19 +46,21 @@ def derive(table: Items, first: int) -> None:
     flags = heads[:, r.FLAGS // 8]
     used = np.flatnonzero(ids >= 0)
     steps = used[flags[used] & (r.FINAL | r.DELETED) == 0]
-    whole = complete(table, steps, int(g[r.LOOKAHEAD]))
+    items.alive[:] = 0
+    items.alive[complete(table, steps, int(g[r.LOOKAHEAD]))] = 1
     if table.free is None:
         # those that show a step which the table would not hold any more had it been written to
-        oldest = ids[whole].copy()
+        oldest = ids[used].copy()
         for _ in range(g[r.DEPTH] - 1):
             at = oldest % len(ids)
             before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
             oldest = np.where(before >= 0, before, oldest)
-        gone = oldest < max(first, int(g[r.CURSOR]) - table.window)
-        flags[whole[gone]] |= r.DELETED
-        whole = whole[~gone]
-    items.alive[:] = 0
-    items.alive[whole] = 1
+        limit = max(first, int(g[r.CURSOR]) - table.window)
+        # a step that waits for its successors is told when these are there
+        waits = (ids[used] >= limit) & (oldest >= first) & (items.alive[used] == 0)
+        gone = used[(oldest < limit) & ~waits]
+        flags[gone] |= r.DELETED
+        items.alive[gone] = 0
     g[r.COUNT] = np.count_nonzero(items.alive)
     g[r.TOP] = used[-1] + 1 if len(used) else 0
 

@@ -3,16 +3,20 @@ queues.
 """
 
 from async_loader.compat.gluon.data import batchify, dataloader, dataset, sampler
-from async_loader.compat.gluon.data.arrays import default_array_type, set_array_type
 from async_loader.compat.gluon.data.batchify import default_batchify_fn, default_mp_batchify_fn
-from async_loader.compat.gluon.data.dataloader import DataLoader, DataLoaderV1
+from async_loader.compat.gluon.data.dataloader import (
+    ConnectionWrapper,
+    DataLoader,
+    DataLoaderV1,
+    Queue,
+    SimpleQueue,
+)
 from async_loader.compat.gluon.data.dataset import (
     ArrayDataset,
     Dataset,
     RecordFileDataset,
     SimpleDataset,
 )
-from async_loader.compat.gluon.data.queues import ConnectionWrapper, Queue, SimpleQueue
 from async_loader.compat.gluon.data.sampler import (
     BatchSampler,
     FilterSampler,
@@ -42,10 +46,8 @@ __all__ = [
     "batchify",
     "dataloader",
     "dataset",
-    "default_array_type",
     "default_batchify_fn",
     "default_mp_batchify_fn",
     "sampler",
-    "set_array_type",
 ]
 set_public_names(globals())

@@ -1,13 +1,11 @@
 """gluon's batchify functions: they make a batch from samples. Each is a picklable object.
 
-Batches are torch tensors by default; `arrays.set_array_type` or ``array_type`` selects another
-type. ``use_shared_mem`` puts tensors into memory that other processes can map; in a loader's
-workers it has no effect, as batches use slots anyway.
+Batches are torch tensors. ``use_shared_mem`` has no effect: what a loader's workers make lies in
+shared memory anyway.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.sampler import require
 from async_loader.pipeline.batches import arena
 
@@ -23,19 +20,7 @@ _PACKAGE = "async_loader.compat."
 _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
 
-class _Batchify:
-    """Base class: holds the array type of the results."""
-
-    def __init__(self, use_shared_mem: bool, array_type: str | None) -> None:
-        self._use_shared_mem = use_shared_mem
-        self._array_type = None if array_type is None else arrays.checked(array_type)
-
-    def _finished(self, array: npt.NDArray[Any]) -> Any:
-        array_type = self._array_type or arrays.default_array_type()
-        return arrays.finished(array, array_type, self._use_shared_mem)
-
-
-class Stack(_Batchify):
+class Stack:
     """Stack samples of one shape, ``[batch, ...]``; tuples and lists field by field, as a list.
 
     Numbers keep the dtypes that numpy gives them (Python floats float64, ints int64).
@@ -49,16 +34,15 @@ class Stack(_Batchify):
         For strings and other non-numbers.
     """
 
-    def __init__(self, use_shared_mem: bool = False, *, array_type: str | None = None) -> None:
-        super().__init__(use_shared_mem, array_type)
+    def __init__(self, use_shared_mem: bool = False) -> None: ...
 
     def __call__(self, data: Sequence[Any]) -> Any:
         if isinstance(data[0], tuple | list):
             return [self(column) for column in columns(data)]
-        return self._finished(stacked(data))
+        return tensors.as_tensor(stacked(data))
 
 
-class Pad(_Batchify):
+class Pad:
     """Pad samples of different shapes on each axis to the longest, ``[batch, longest, ...]``.
 
     Parameters
@@ -85,39 +69,16 @@ class Pad(_Batchify):
         dtype: npt.DTypeLike | None = None,
         round_to: int | None = None,
         use_shared_mem: bool = False,
-        *,
-        array_type: str | None = None,
     ) -> None:
-        super().__init__(use_shared_mem, array_type)
         self._pad_val, self._dtype, self._round_to = 0 if val is None else val, dtype, round_to
-        self._warned = False
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        first = data[0]
-        if tensors.is_tensor(first):
-            self._warn_of_speed()
-        elif not isinstance(first, np.ndarray | list):
-            raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
-                "fields use Group(Pad(), ...)"
-            )
-        return self._finished(
-            padded(
-                [arrays.to_numpy(one) for one in data], self._pad_val, self._dtype, self._round_to
-            )
+        return tensors.as_tensor(
+            padded(padable(data, "Group"), self._pad_val, self._dtype, self._round_to)
         )
 
-    def _warn_of_speed(self) -> None:
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                "Pad makes numpy arrays of tensors first: it is faster when samples are lists or "
-                "numpy arrays",
-                stacklevel=3,
-            )
 
-
-class Append(_Batchify):
+class Append:
     """Return a list of one array per sample, of any shapes.
 
     Parameters
@@ -134,17 +95,13 @@ class Append(_Batchify):
         expand: bool = True,
         batch_axis: int = 0,
         use_shared_mem: bool = False,
-        *,
-        array_type: str | None = None,
     ) -> None:
-        super().__init__(use_shared_mem, array_type)
         self._expand, self._batch_axis = expand, batch_axis
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
-        apart = [arrays.to_numpy(one) for one in data]
         return [
-            self._finished(np.expand_dims(one, self._batch_axis) if self._expand else one)
-            for one in apart
+            tensors.as_tensor(np.expand_dims(one, self._batch_axis) if self._expand else one)
+            for one in map(tensors.to_array, data)
         ]
 
 
@@ -192,29 +149,18 @@ class AsList:
 
 def default_batchify_fn(data: Sequence[Any]) -> Any:
     """Like `Stack`, but a list is one array, not several fields: the rule of mxnet 1."""
-    return tree.transform(stacked_by_tuples(data), Stack()._finished)
-
-
-def default_mp_batchify_fn(data: Sequence[Any]) -> Any:
-    """`default_batchify_fn` with tensors in shared memory."""
-    return tree.transform(stacked_by_tuples(data), Stack(use_shared_mem=True)._finished)
-
-
-def stacked_by_tuples(data: Sequence[Any]) -> Any:
-    """Convert to numpy arrays; tuples to a list of arrays, field by field."""
     if isinstance(data[0], tuple):
-        return [stacked_by_tuples(column) for column in columns(data)]
-    return stacked(data)
+        return [default_batchify_fn(column) for column in columns(data)]
+    return tensors.as_tensor(stacked(data))
 
 
-def require_callable(
-    functions: Sequence[Any], check: Callable[[object, str], None] = require
-) -> None:
+default_mp_batchify_fn = default_batchify_fn
+
+
+def require_callable(functions: Sequence[Any], error: type[Exception] = AssertionError) -> None:
     for number, one in enumerate(functions):
-        check(
-            callable(one),
-            f"function {number} is of {type(one).__name__}: batchify functions are callable",
-        )
+        text = f"function {number} is of {type(one).__name__}: batchify functions are callable"
+        require(callable(one), text, error)
 
 
 def forgets(fn: Any) -> bool:
@@ -255,6 +201,16 @@ def stacked(data: Sequence[Any]) -> Any:
             "this field"
         )
     return array
+
+
+def padable(data: Sequence[Any], several: str) -> list[npt.NDArray[Any]]:
+    """Return samples as arrays. NotImplementedError for other than arrays and lists."""
+    if not isinstance(data[0], np.ndarray | list) and not tensors.is_tensor(data[0]):
+        raise NotImplementedError(
+            f"Pad takes arrays and lists of numbers, not {type(data[0]).__name__}: for several "
+            f"fields use {several}(Pad(), ...)"
+        )
+    return list(map(tensors.to_array, data))
 
 
 def padded(

@@ -10,18 +10,17 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from torch.multiprocessing import queue
 
-from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.batchify import (
     Stack,
     default_batchify_fn,
     default_mp_batchify_fn,
     forgets,
-    stacked_by_tuples,
 )
 from async_loader.compat.gluon.data.dataset import Gather, gather_of
 from async_loader.compat.gluon.data.sampler import (
@@ -31,7 +30,7 @@ from async_loader.compat.gluon.data.sampler import (
     require,
 )
 from async_loader.dataset.array_dataset import NoColumns
-from async_loader.dataset.dataset_work import gather_workers
+from async_loader.dataset.dataset_work import GatherWork, MapWork, gather_workers
 from async_loader.dataset.epoch import can_pin, pinned
 from async_loader.errors import ConfigError, Timeout
 from async_loader.pipeline.batches import arena
@@ -40,9 +39,12 @@ from async_loader.pipeline.workers.work import Kind
 from async_loader.public_names import set_public_names
 
 __all__ = [
+    "ConnectionWrapper",
     "DataLoader",
     "DataLoaderV1",
     "LoaderTimeout",
+    "Queue",
+    "SimpleQueue",
     "default_batchify_fn",
     "default_mp_batchify_fn",
 ]
@@ -95,9 +97,6 @@ class DataLoader:
     try_nopython : bool, optional
         Make batches in bulk, without Python code for each item: if possible (None), never (False),
         or raise if impossible (True; with workers only).
-    array_type : {'torch', 'numpy'}, optional
-        Array type of batches made by the default function; if given, also of those made by a
-        ``batchify_fn``.
 
     Raises
     ------
@@ -134,8 +133,6 @@ class DataLoader:
         thread_pool: bool = False,
         timeout: float | None = 120,
         try_nopython: bool | None = None,
-        *,
-        array_type: str | None = None,
     ) -> None:
         require(timeout is None or timeout > 0, f"timeout is {timeout}: it is more than 0 s")
         self._dataset = dataset
@@ -147,41 +144,39 @@ class DataLoader:
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._thread_pool, self._timeout = thread_pool, timeout
         self._batchify_fn = batchify_fn or Stack()
-        self._finish = Finish(batchify_fn, array_type, pin_memory)
-        gather = self._gather(batchify_fn, try_nopython)
-        self._in_bulk, checked = gather is not None, False
+        self._pins = pin_memory and can_pin()
+        gather = self._gather(self._batchify_fn, try_nopython)
         workers = self._num_workers
         kind: Kind = "thread" if thread_pool else "process"
+        collate = self._batchify_fn if forgets(self._batchify_fn) else Apart(self._batchify_fn)
+        work: Any = MapWork(dataset, collate, shards=self._shards)
         if gather is not None:
             # gathering is faster than sending, and a thread gathers large ones ahead
             workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
-            own: Any = getattr(self._batch_sampler, "_sampler", None)
-            if type(own) in (SequentialSampler, RandomSampler):
-                checked = own.within(len(dataset))
-        work = self._batches_of(dataset, self._finish.collate, gather, checked)
+            batches = self._batch_sampler
+            checked = type(batches) is BatchSampler and batches.within(len(dataset))
+            work = GatherWork(gather, work, checked=checked)
         self._engine = Engine(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
         self._engine.start()
 
-    @property
-    def _batches_of(self) -> type[Batches]:
-        return Batches
+    _shards: tuple[type, ...] = ()
+    """Types of entries of a batch that are shards."""
 
     def _tasks(self) -> Iterator[Any]:
         sampler = self._batch_sampler
-        if type(sampler) is BatchSampler:
-            return sampler.blocks(self._in_bulk)
+        if type(sampler) is BatchSampler and sampler.in_bulk:
+            return sampler.blocks()
         return iter(sampler)
 
-    def _gather(self, batchify_fn: Collate | None, wanted: bool | None) -> Gather | None:
+    def _gather(self, batchify_fn: Collate, wanted: bool | None) -> Gather | None:
         """Return the bulk path if it is allowed and possible;
         RuntimeError if it is demanded and impossible.
         """
         if wanted is False:
             return None
-        stacks = (None, default_batchify_fn, default_mp_batchify_fn)
         name = getattr(batchify_fn, "__name__", None) or type(batchify_fn).__name__
         of_fn = ""
-        if batchify_fn not in stacks and type(batchify_fn) is not Stack:
+        if batchify_fn is not default_batchify_fn and type(batchify_fn) is not Stack:
             of_fn = f"{name} is Python: only Stack and the default are done in bulk"
         try:
             gather, of_dataset = gather_of(self._dataset), ""
@@ -250,7 +245,6 @@ class BatchIterator(Iterator[Any]):
 
     def __init__(self, loader: DataLoader) -> None:
         self._loader = loader
-        self._finish = loader._finish
         self._batches = loader._engine.iterate(loader._tasks(), timeout_s=loader._timeout)
 
     def __iter__(self) -> BatchIterator:
@@ -258,11 +252,15 @@ class BatchIterator(Iterator[Any]):
 
     def __next__(self) -> Any:
         try:
-            return self._finish(next(self._batches))
+            batch = next(self._batches)
         except Timeout as late:
             raise LoaderTimeout(
                 f"{late}: raise timeout, or give the loader more workers or less prefetch"
             ) from None
+        if self._loader._pins:
+            batch = pinned(batch)
+            return list(batch) if isinstance(batch, tuple) else batch
+        return batch
 
     def next(self) -> Any:
         """Same as ``next(iterator)``."""
@@ -305,68 +303,17 @@ def sampled(
     return BatchSampler(sampler, batch_size, last_batch or "keep")
 
 
-class Batches:
-    """The work of a loader's workers: makes a batch from indices."""
-
-    def __init__(
-        self, dataset: Any, collate: Collate, gather: Gather | None, checked: bool
-    ) -> None:
-        self.dataset, self._collate, self._gather, self._checked = dataset, collate, gather, checked
-        self._forgets = forgets(collate)
-
-    def begin(self, here: Any) -> Callable[[Any], Any]:
-        """See `Work.begin`."""
-        return self._batch
-
-    def _batch(self, indices: Sequence[Any]) -> Any:
-        if self._gather is not None:
-            batch = self._gather(indices, checked=self._checked)
-            if batch is not None:
-                return batch
-        dataset = self.dataset
-        # a user's function may keep its result and reuse it for a later batch
-        with arena.within(None):
-            samples = [dataset[i] for i in indices]
-            if not self._forgets:
-                return self._collate(samples)
-        return self._collate(samples)
-
-
-class Finish:
-    """Converts batches in the consumer's thread: to arrays of the requested type,
-    pinned if requested.
-
-    Parameters
-    ----------
-    batchify_fn : callable or None
-        The user's function. If it only stacks, workers stack numpy arrays, which are converted to
-        tensors here.
+class Apart:
+    """A user's function, which may keep its result: it makes that outside of the slots, which later
+    batches reuse.
     """
 
-    def __init__(
-        self, batchify_fn: Collate | None, array_type: str | None, pin_memory: bool
-    ) -> None:
-        stacks = batchify_fn is None or (
-            type(batchify_fn) is Stack and not batchify_fn._use_shared_mem
-        )
-        by_tuples = batchify_fn in (default_batchify_fn, default_mp_batchify_fn)
-        own_type = batchify_fn._array_type if isinstance(batchify_fn, Stack) else None
-        if array_type is not None:
-            arrays.checked(array_type)
-        self._array_type = (
-            array_type or own_type or (arrays.default_array_type() if stacks or by_tuples else None)
-        )
-        collate = stacked_by_tuples if by_tuples else batchify_fn
-        self.collate: Any = Stack(array_type="numpy") if stacks else collate
-        self._pin = pin_memory and can_pin()
+    def __init__(self, function: Collate) -> None:
+        self._function = function
 
-    def __call__(self, batch: Any) -> Any:
-        if self._array_type is not None:
-            batch = arrays.converted(batch, self._array_type)
-        if self._pin:
-            batch = pinned(batch)
-            return list(batch) if isinstance(batch, tuple) else batch
-        return batch
+    def __call__(self, samples: list[Any]) -> Any:
+        with arena.within(None):
+            return self._function(samples)
 
 
 def _seed() -> int:
@@ -375,3 +322,42 @@ def _seed() -> int:
     """
     state = pickle.dumps(np.random.get_state(legacy=False), protocol=5)
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest())
+
+
+# -- queues and connections that share tensors; not used by the loader -----------------------------
+
+
+class ConnectionWrapper(queue.ConnectionWrapper):
+    """A connection whose ``send`` shares tensors; other methods are unchanged.
+
+    Parameters
+    ----------
+    conn : multiprocessing.connection.Connection
+    """
+
+
+class Queue(queue.Queue):
+    """``multiprocessing.Queue`` for tensors.
+
+    Parameters
+    ----------
+    maxsize : int
+        0 for no limit.
+    ctx : multiprocessing context, optional
+    """
+
+    def __init__(self, maxsize: int = 0, *, ctx: Any = None) -> None:
+        context = ctx or multiprocessing.get_context()
+        super().__init__(maxsize, ctx=context)  # type: ignore[no-untyped-call]
+
+
+class SimpleQueue(queue.SimpleQueue):
+    """``multiprocessing.SimpleQueue`` for tensors.
+
+    Parameters
+    ----------
+    ctx : multiprocessing context, optional
+    """
+
+    def __init__(self, *, ctx: Any = None) -> None:
+        super().__init__(ctx=ctx or multiprocessing.get_context())

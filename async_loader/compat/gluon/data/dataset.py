@@ -13,7 +13,7 @@ from async_loader.compat.gluon.data.sampler import (
     SequentialSampler,
     require,
 )
-from async_loader.dataset.array_dataset import Columns, NoColumns, as_index, columns_of
+from async_loader.dataset.array_dataset import Columns, Index, NoColumns, columns_of
 from async_loader.errors import ConfigError
 
 
@@ -32,17 +32,8 @@ class Gather:
         self._fields, self._single = fields, single
         self.item_bytes = sum(field.item_bytes for field in fields)
 
-    def __call__(self, indices: Any, *, checked: bool = False) -> Any:
-        """Return the collated batch of tensors; ``None`` if the indices are not plain numbers.
-
-        Raises
-        ------
-        IndexError
-            If an index is out of range; not checked with ``checked``.
-        """
-        index = as_index(indices)
-        if index is None or not len(index):
-            return None
+    def gather(self, index: Index, *, checked: bool = False) -> Any:
+        """Return the collated batch of tensors. See `Columns.gather`."""
         found = [field.gather(index, checked=checked) for field in self._fields]
         return found[0] if self._single else found
 

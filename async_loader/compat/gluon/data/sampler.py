@@ -47,7 +47,7 @@ class SequentialSampler(Sampler):
     """
 
     def __init__(self, length: int, start: int = 0) -> None:
-        self._length = _natural(length, "length")
+        self._length = _natural(length)
         self._start = start
 
     def __iter__(self) -> Iterator[int]:
@@ -75,7 +75,7 @@ class RandomSampler(Sampler):
     """
 
     def __init__(self, length: int) -> None:
-        self._length = _natural(length, "length")
+        self._length = _natural(length)
 
     def __iter__(self) -> Iterator[np.int64]:
         return iter(self.indices())
@@ -186,19 +186,17 @@ class BatchSampler(Sampler):
         elif self._last_batch == "rollover":
             self._prev = batch
 
-    def blocks(self, whole: bool = True) -> Iterator[Any]:
-        """Yield the same batches, as arrays of indices made in bulk if the sampler is gluon's own.
+    @property
+    def in_bulk(self) -> bool:
+        """Whether `blocks` may be used: the sampler is one of gluon's that draw in bulk."""
+        return type(self._sampler) in (RandomSampler, SequentialSampler)
 
-        ``whole``: consecutive indices too may be arrays, whose items are no Python ints.
-        """
-        kind = type(self._sampler)
-        return (
-            self._blocks()
-            if kind is RandomSampler or (whole and kind is SequentialSampler)
-            else iter(self)
-        )
+    def within(self, length: int) -> bool:
+        """Whether all indices are known to be those of a dataset of this length."""
+        return self.in_bulk and self._sampler.within(length)  # type: ignore[attr-defined]
 
-    def _blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+        """Yield the same batches, as arrays of indices."""
         left, self._prev = self._prev, []
         drawn = np.asarray(self._sampler.indices(), np.int64)  # type: ignore[attr-defined]
         drawn = np.concatenate([np.asarray(left, np.int64), drawn]) if left else drawn
@@ -217,15 +215,15 @@ class BatchSampler(Sampler):
         return (count + len(self._prev)) // size
 
 
-def _natural(count: int, name: str) -> int:
-    if count < 0:
-        raise ConfigError(f"{name} is {count}: it is at least 0")
-    return count
+def _natural(length: int) -> int:
+    if length < 0:
+        raise ConfigError(f"length is {length}: it is at least 0")
+    return length
 
 
-def require(condition: object, message: str) -> None:
-    """Raise AssertionError, which scripts written for the original expect,
+def require(condition: object, message: str, error: type[Exception] = AssertionError) -> None:
+    """Raise the error that scripts written for the original expect,
     unless ``condition`` is true.
     """
     if not condition:
-        raise AssertionError(message)
+        raise error(message)

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors
-from async_loader.compat.gluon.data import arrays
 from async_loader.compat.gluon.data.batchify import (
     AsList,
     Group,
+    padable,
     padded,
     require_callable,
     stacked,
@@ -39,9 +39,9 @@ class Stack:
 
     def __call__(self, data: Sequence[Any]) -> Any:
         array = stacked(data)
-        return _finished(
-            array if self._dtype is None else arrays.to_numpy(array).astype(self._dtype, copy=False)
-        )
+        if self._dtype is not None:
+            array = tensors.to_array(array).astype(self._dtype, copy=False)
+        return tensors.as_tensor(array)
 
 
 class Pad:
@@ -86,20 +86,12 @@ class Pad:
         self._dtype, self._round_to = dtype, round_to
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        first = data[0]
-        if not isinstance(first, np.ndarray | list) and not tensors.is_tensor(first):
-            raise NotImplementedError(
-                f"Pad takes arrays and lists of numbers, not {type(first).__name__}: for several "
-                "fields, Tuple(Pad(), ...)"
-            )
-        known = [arrays.to_numpy(one) for one in data]
+        known = padable(data, "Tuple")
         axis = self._axis % known[0].ndim
-        batch = _finished(padded(known, self._pad_val, self._dtype, self._round_to, [axis]))
-        return (
-            (batch, _finished(np.asarray([one.shape[axis] for one in known], np.int32)))
-            if self._ret_length
-            else batch
-        )
+        batch = tensors.as_tensor(padded(known, self._pad_val, self._dtype, self._round_to, [axis]))
+        if not self._ret_length:
+            return batch
+        return batch, tensors.as_tensor(np.asarray([one.shape[axis] for one in known], np.int32))
 
 
 class Tuple(Group):
@@ -128,20 +120,25 @@ class NamedTuple:
         pairs = list(fn_info.items()) if isinstance(fn_info, Mapping) else list(fn_info)
         if all(map(callable, pairs)):
             pairs = list(zip(names, pairs, strict=False))
-        good = all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs)
-        _demand(good, "fn_info is a dict of functions, or a sequence of them or of pairs")
+        require(
+            all(isinstance(one, tuple | list) and len(one) == 2 for one in pairs),
+            "fn_info is a dict of functions, or a sequence of them or of pairs",
+            ValueError,
+        )
         known = dict(pairs)
-        _demand(
+        require(
             set(known) == set(names),
             f"functions for {sorted(known)}, fields are {names}: one for each",
+            ValueError,
         )
         self._container, self._fn = container, [known[name] for name in names]
-        require_callable(self._fn, _demand)
+        require_callable(self._fn, ValueError)
 
     def __call__(self, data: Sequence[Any]) -> Any:
-        _demand(
+        require(
             isinstance(data[0], self._container),
             f"samples are of {type(data[0]).__name__}, not {self._container.__name__}",
+            ValueError,
         )
         return self._container(
             *(fn([sample[i] for sample in data]) for i, fn in enumerate(self._fn))
@@ -157,11 +154,12 @@ class Dict:
     """
 
     def __init__(self, fn_dict: Mapping[Any, Callable[[list[Any]], Any]]) -> None:
-        _demand(
+        require(
             isinstance(fn_dict, Mapping),
             f"fn_dict is of {type(fn_dict).__name__}: it is a dict of functions",
+            ValueError,
         )
-        require_callable(list(fn_dict.values()), _demand)
+        require_callable(list(fn_dict.values()), ValueError)
         self._fn_dict = dict(fn_dict)
 
     def __call__(self, data: Sequence[Any]) -> dict[Any, Any]:
@@ -170,15 +168,3 @@ class Dict:
 
 class List(AsList):
     """Return the samples as a list, for texts."""
-
-
-def _demand(condition: object, message: str) -> None:
-    """Raise ValueError, as the original's `Dict` and `NamedTuple` do,
-    unless ``condition`` is true.
-    """
-    if not condition:
-        raise ValueError(message)
-
-
-def _finished(array: npt.NDArray[Any]) -> Any:
-    return arrays.finished(array, arrays.default_array_type())

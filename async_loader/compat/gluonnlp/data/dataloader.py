@@ -7,11 +7,10 @@ once and replaced, and the iterator continues after an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from async_loader.compat.gluon.data.batchify import default_batchify_fn
-from async_loader.compat.gluon.data.dataloader import Batches, Collate, DataLoader
+from async_loader.compat.gluon.data.dataloader import Collate, DataLoader
 from async_loader.public_names import set_public_names
 
 __all__ = ["ShardedDataLoader"]
@@ -32,9 +31,9 @@ class ShardedDataLoader(DataLoader):
         See gluon's loader.
     batchify_fn : callable, optional
         By default `default_batchify_fn`: only tuples are split, a list is one array.
-    array_type : {'torch', 'numpy'}, optional
-        See gluon's loader.
     """
+
+    _shards = (list, tuple)
 
     def __init__(
         self,
@@ -49,8 +48,6 @@ class ShardedDataLoader(DataLoader):
         pin_memory: bool = False,
         prefetch: int | None = None,
         thread_pool: bool = False,
-        *,
-        array_type: str | None = None,
     ) -> None:
         super().__init__(
             dataset,
@@ -65,18 +62,4 @@ class ShardedDataLoader(DataLoader):
             prefetch=prefetch,
             thread_pool=thread_pool,
             timeout=None,
-            array_type=array_type,
         )
-
-    @property
-    def _batches_of(self) -> type[Batches]:
-        return _Shards
-
-
-class _Shards(Batches):
-    """The work: makes one batch, or one for each shard."""
-
-    def _batch(self, indices: Sequence[Any]) -> Any:
-        if len(indices) and isinstance(indices[0], list | tuple):
-            return [super(_Shards, self)._batch(shard) for shard in indices]
-        return super()._batch(indices)
