@@ -80,8 +80,8 @@ Kind = tuple[int, View | None]
 """A batch size and a view."""
 
 
-class Owner(Protocol):
-    """What a table asks of its `Client`."""
+class Client(Protocol):
+    """What a table asks of its client; `client.Client` has it."""
 
     @property
     def owns_feeder(self) -> bool: ...
@@ -138,7 +138,7 @@ class TableClient(RemoteTable[RemoteSource]):
 
     Parameters
     ----------
-    client : Owner
+    client : Client
     connection : Connection
     name : str
     timeout_s : float
@@ -151,7 +151,7 @@ class TableClient(RemoteTable[RemoteSource]):
     """
 
     def __init__(
-        self, client: Owner, connection: Connection, name: str, timeout_s: float,
+        self, client: Client, connection: Connection, name: str, timeout_s: float,
         readers: SampleReaders,
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name

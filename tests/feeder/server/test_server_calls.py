@@ -297,6 +297,6 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
         {"kind": "hindsight", "compute_reward": "print"},
     ],
 )
-def test_a_view_that_is_none_is_refused(view):
+def test_a_wrong_view_is_refused(view):
     with pytest.raises(ConfigError):
         view_from(view)

@@ -246,5 +246,6 @@ def test_positions_are_those_of_the_moment_of_the_save(tmp_path):
     save = max((tmp_path / "saves/t/newest").glob("save-*"))
     ((_, applied, done),) = positions_in(save)
     table = ReplayBuffer.from_checkpoint(save.parent)
-    assert (applied - 1, done) == (table.stats().inserted, 0)  # the last one ended the episode
+    inserted = table.stats().inserted
     table.close()
+    assert (min(applied, 700), done) == (inserted, 0)  # the last message ends the episode
