@@ -251,9 +251,9 @@ def inspect(
     from rich.console import Console
 
     if "://" in what:
-        from async_loader.feeder import inspection
+        from async_loader.feeder.commands import inspect as inspect_table
 
-        inspection.inspect(what, table, keys, as_json=as_json, console=Console())
+        inspect_table(what, table, keys, as_json=as_json, console=Console())
         return
     from async_loader.offline import commands
 

@@ -237,13 +237,13 @@ class Saver:
     Attributes
     ----------
     beside : tuple of str and callable, optional
-        A file that goes into each save, and what makes its bytes, from the number of rows that the
-        table of the save has had. Called on the thread that saves, without a lock.
+        A file that goes into each save, and what makes its bytes. Called on the thread that saves,
+        under the table's lock: it sees what the save has.
     """
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
-        self.beside: tuple[str, Callable[[int], bytes]] | None = None
+        self.beside: tuple[str, Callable[[], bytes]] | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
         self._pause_s = 0.0
 
@@ -302,10 +302,6 @@ class Saver:
         try:
             os.mkdir(temporary)
             manifest = self._write(temporary, number)
-            if self.beside is not None and manifest.table is not None:
-                name, made = self.beside
-                with _durable(temporary / name) as file:
-                    file.write(made(manifest.table["cursor"]))
             text = manifest.text().encode()
             with _durable(temporary / MANIFEST) as file:
                 file.write(text)
@@ -372,8 +368,12 @@ class Saver:
                 ]
                 settings = settings_of_table(state)
                 table, samplers = table_json(state), sampler_states(state)
+                beside = None if self.beside is None else (self.beside[0], self.beside[1]())
                 self._pause_s = time.monotonic() - since
             put(kept)
+        if beside is not None:
+            with _durable(folder / beside[0]) as file:
+                file.write(beside[1])
         return Manifest(number, settings, table, samplers, blocks)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, HEAD, TRUNCATED
+from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, HEAD, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import TableParts
@@ -117,12 +117,6 @@ class NonblockingTable:
         return self._table_state.steps_had
 
     @property
-    def rows_had(self) -> int:
-        """How many rows were written since the table was made: the id of the next one."""
-        table = self._table_state.table if self._table_state.ready else None
-        return 0 if table is None else int(table.g[CURSOR])
-
-    @property
     def uses_up(self) -> bool:
         """Whether a draw changes what later draws may have."""
         return self._table_state.limiter is not None or bool(self._table_state.max_times_sampled)
@@ -223,10 +217,11 @@ class NonblockingTable:
         if self._table_state.prioritized:
             self._inserter.checked(steps.priorities)
 
-    def insert(self, steps: Incoming, start: int) -> int:
+    def insert(self, steps: Incoming, start: int, went_in: Callable[[int], object] = id) -> int:
         """Insert as many steps from row ``start`` on as the limiter allows now.
 
-        Returns the row after the last inserted one.
+        Returns the row after the last inserted one. ``went_in`` is called with it under the lock,
+        so that a save knows of these rows, or has none of them.
         """
         heads = np.empty(len(steps), HEAD)
         heads["stream"], heads["priority"] = steps.streams, steps.priorities
@@ -238,6 +233,7 @@ class NonblockingTable:
             stop = self._inserter.insert(source, ids, start, self.ahead())
             if steps.seen and self.leased:
                 self._note_seen(ids[start:stop][steps.flags[start:stop] & FINAL == 0])
+            went_in(stop)
         return stop
 
     def end(self, streams: Sequence[int]) -> None:

@@ -101,9 +101,7 @@ class Ending:
 
 def sooner() -> None:
     """What heals by itself does so within seconds; here, within tenths."""
-    writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = (
-        reader_channel.REMIND_S
-    ) = 0.2
+    writer_channel.LATER_S = reader_channel.REMIND_S = 0.2
     sockets.SILENCES = 1
 
 
