@@ -343,16 +343,3 @@ def test_a_queue_hands_out_each_item_once_and_in_order() -> None:
         assert queue.capacity == 64
         with pytest.raises(Timeout):
             queue.sample(1, timeout_s=0)
-
-
-def test_a_batch_that_full_rows_never_hold_is_refused_with_numbers() -> None:
-    schema = {"obs": Field((), "int64", next="next_obs"), "truncated": "bool"}
-    buffer = ReplayBuffer(8, schema, sampler=Fifo(), limiter=Queue(8), max_times_sampled=1)
-    steps = [{"obs": t, "truncated": True, "final_obs": np.int64(0)} for t in range(9)]
-    actor = Doing(lambda: [buffer.add(**step, timeout_s=60) for step in steps])
-    refused = r"8 can never be drawn at once: 10 rows are full with 5 items .* raise the capacity"
-    with pytest.raises(ConfigError, match=refused):
-        buffer.sample(8, timeout_s=60)
-    for _ in range(3):
-        buffer.sample(3, timeout_s=60)
-    assert len(actor.done()) == 9

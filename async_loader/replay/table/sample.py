@@ -296,9 +296,6 @@ class TableSampler:
             )
         if limits is not None:
             self._check_limiter(limits, count, held, times)
-        if table.keeps:
-            least = 1 if limits is None else limits.config.min_size_to_sample
-            self._check_stuck(max(count, least), held)
 
     def check_size(self, min_size: int) -> int:
         """Return how many items the table holds at every moment. Under the lock.
@@ -330,26 +327,6 @@ class TableSampler:
                 f"{most:,} items, and no item is drawn {_too_often(times)}: sample fewer at a "
                 f"time, or use {buffer}"
             )
-
-    def _check_stuck(self, count: int, held: int) -> None:
-        """Raise ConfigError if neither this draw nor an insertion can go on.
-
-        See streams.py, NOTE [queue tables].
-        """
-        table_state, table = self._table_state, self._table_state.table
-        room, limits = table.room(), table_state.limits
-        waits = table_state.waiters.waits_to("insert")
-        blocked = waits and (limits is None or limits.may_insert(1))
-        if not blocked and (room or held + table.waiting >= count):
-            return
-        if room and table.tail_stream() >= 0:  # that episode may go on, and rows are let go
-            return
-        raise ConfigError(
-            f"{count:,} can never be drawn at once: {table.window:,} rows are full with {held:,} "
-            "items and rows beside them (steps that wait for their successors, observations after "
-            "an episode's end, the past of stacks), and a queue overwrites no item: draw "
-            f"{held:,} or fewer at a time, or raise the capacity to {2 * count:,} or more"
-        )
 
     def not_enough(self, count: int, sampler: Sampler | None = None) -> NotEnoughData:
         """Return what a draw of too many items raises. Under the lock."""

@@ -184,13 +184,6 @@ class TableStreams(TableItems):
         numbers = np.flatnonzero(self.last >= tail).tolist()
         return next((number for number in numbers if self._shows(int(self.last[number]), tail)), -1)
 
-    @property
-    def waiting(self) -> int:
-        """Steps that wait for their successors before they become items. O(rows)."""
-        flags = self.storage.heads()[:, r.FLAGS // 8]
-        steps = (self.ids >= 0) & (flags & (r.FINAL | r.DELETED) == 0)
-        return int(np.count_nonzero(steps)) - len(self)
-
     def surely(self, lookahead: int) -> int:
         """Return how many items a full table holds at every moment, with one open episode and
         ``lookahead`` successors for each item.
