@@ -39,7 +39,8 @@ def frames(url):
     """Yield the frames that a page asks for."""
     while True:
         with urllib.request.urlopen(f"{url}frame.json", timeout=PATIENCE_S) as answer:
-            yield json.load(answer)
+            if frame := answer.read():  # none is made yet
+                yield json.loads(frame)
         threading.Event().wait(0.05)
 
 
