@@ -191,7 +191,7 @@ class AsyncDataLoader(Generic[B]):
         own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         backend = _backend(device)
         buffers = _buffers(into, backend, batch_format)
-        self._source = as_source(data_source, seed)
+        self._given, self._source = data_source, as_source(data_source, seed)
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
@@ -323,17 +323,21 @@ class AsyncDataLoader(Generic[B]):
         once. Workers get half a second to finish a job, then they are killed. A data source that
         never returns is left in a daemon thread, with a warning that names it.
         """
-        limit = seconds("timeout_s", timeout_s)
+        self._end(seconds("timeout_s", timeout_s), used=True)
+
+    def _end(self, timeout_s: float, used: bool) -> None:
         self._dropped.detach()
-        self._engine.core.close(limit)
+        self._engine.core.close(timeout_s, used=used)
+        if self._source is not self._given:  # a feeder keeps memory for it
+            source: Any = self._source
+            getattr(source, "drop", getattr(source, "close", int))()
 
     def __enter__(self) -> AsyncDataLoader[B]:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         """Close. After an exception the last batch does not count as used; see `Leasing`."""
-        self._dropped.detach()
-        self._engine.core.close(CLOSE_TIMEOUT_S, used=kind is None)
+        self._end(CLOSE_TIMEOUT_S, used=kind is None)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         engine = getattr(self, "_engine", None)

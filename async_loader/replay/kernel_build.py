@@ -67,7 +67,7 @@ def warm() -> None:
     plain = {"x": np.float32}
     _serve(plain, Uniform())
     _serve(schema, Prioritized(0.5), other=Transitions(n_steps=2, gamma=0.9))
-    _serve(plain, Fifo())
+    _serve(plain, Fifo(), times=1)
     ends = {**schema, "terminated": np.bool_}
     _serve(ends, Prioritized(0.5), view=Sequences(2, boundary="pad"))
     with contextlib.suppress(OSError):  # without the mark, the next process compiles early
@@ -77,10 +77,16 @@ def warm() -> None:
 
 
 def _serve(
-    schema: dict[str, Any], sampler: Sampler, view: View | None = None, other: View | None = None
+    schema: dict[str, Any],
+    sampler: Sampler,
+    view: View | None = None,
+    other: View | None = None,
+    times: int = 0,
 ) -> None:
     """Insert and draw as a server does; by another view too, if one is given."""
-    with ReplayBuffer(16, schema, sampler=sampler, view=view, seed=0) as buffer:
+    with ReplayBuffer(
+        16, schema, sampler=sampler, view=view, max_times_sampled=times, seed=0
+    ) as buffer:
         table = NonblockingTable(parts_of(buffer))
         assert table.schema is not None
         columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
@@ -92,6 +98,8 @@ def _serve(
             drawing = table.drawing(one, 0, 1, None)
             drawing.why_not(2)
             drawing.arrays(2)
+            if sampler.repeats:
+                drawing.arrays(_MANY)
             drawing.close()
         if sampler.prioritized:
             table.prioritize(np.zeros(1, np.int64), np.ones(1))
