@@ -26,7 +26,7 @@ from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import View
+from async_loader.replay.views import Sequences, View
 from async_loader.schema import samples_of
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
@@ -135,7 +135,15 @@ class ReplaySource:
     @property
     def finishes(self) -> Callable[[Any], Any] | None:
         """See `Finishing`: episodes without padding are made of padded ones."""
-        return Ragged.of(self._table_state.view if self._view is None else self._view)
+        return Ragged.of(self._shown())
+
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of steps."""
+        return isinstance(self._shown(), Sequences)
+
+    def _shown(self) -> View | None:
+        return self._table_state.view if self._view is None else self._view
 
     @property
     def closed(self) -> bool:

@@ -280,6 +280,11 @@ class ClusterSource:
                 one.drop()
                 one.source.ask_anew()
 
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of steps, once some have come."""
+        return len(self._batch_maker.ids) > 1
+
     def reader(self) -> None:
         """Return None: no rows are planned."""
         return

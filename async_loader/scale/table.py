@@ -11,12 +11,12 @@ from random import random
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
 from async_loader import tree
 from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of
+from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.remote_table import RemoteTable
 from async_loader.feeder.client.source import RemoteSource
@@ -200,26 +200,25 @@ class ClusterTable(RemoteTable[ClusterSource]):
         ids = ids_of(index)
         numbers = numbers_of(ids)
 
-        def read(one: ShardConnection, limit: Deadline) -> tuple[npt.NDArray[np.intp], Batch]:
+        def read(one: ShardConnection, limit: Deadline) -> tuple[Any, BatchStructure, list[Any]]:
             places = np.flatnonzero(numbers == one.number)
             own = own_ids(ids[places])
-            batch = one.table(self.name)._get(own, view, limit)
+            structure, batch = one.table(self.name)._get(own, view, limit)
             there = places[np.isin(own, batch["index"])]
-            for name in ("index", "step_index") if "is_first" in batch else ("index",):
-                if name in batch:
-                    add_source(batch[name], one.number)
-            return there, batch
+            arrays = list(tree.leaves(batch, structure.shown.structure))
+            for place in structure.ids:
+                add_source(arrays[place], one.number)
+            return there, structure, arrays
 
         parts = list(self._of_shards(set(numbers.tolist()), read, None).values())
         if not parts:
             for one in self._connections.reached:
                 return one.table(self.name).get(ids[:0], view=view)
             raise self._connections.nothing("get")
-        order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
-        structure = tree.structure_of(parts[0][1])
-        columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
+        order = np.argsort(np.concatenate([places for places, _, _ in parts]), kind="stable")
+        columns = zip(*(arrays for _, _, arrays in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
-        made: Batch = tree.rebuild_batch(structure, merged)
+        made: Batch = tree.rebuild_batch(parts[0][1].shown.structure, merged)
         return made
 
     def _apply(

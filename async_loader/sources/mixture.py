@@ -228,7 +228,11 @@ class Mixture:
             known = [member for member in self._members if member.schema is not None]
             if known:
                 schemas = [cast(Schema, member.schema) for member in known]
-                mixed = MixedSchema(schemas, [member.name for member in known])
+                mixed = MixedSchema(
+                    schemas,
+                    [member.name for member in known],
+                    [getattr(member.source, "sequences", False) for member in known],
+                )
                 self._mixed = mixed if len(known) == len(self._members) else None
         return self._mixed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
@@ -15,7 +16,16 @@ from cluster_rig import (
     until,
 )
 
-from async_loader import Prioritized, Uniform
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Hindsight,
+    Prioritized,
+    ReplayBuffer,
+    Sequences,
+    Uniform,
+    tree,
+)
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.replay.samplers import Recency
 
@@ -225,6 +235,53 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
         assert done.applied + done.stale == len(ids)
         assert done.applied == len(np.unique(ids[~lost]))
         assert len(table.get(ids)["index"]) == 0
+
+
+def to_final(achieved, desired, info):
+    return (achieved == desired).all(-1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        None,
+        Sequences(9, whole=True),
+        Hindsight(to_final, strategy="final", relabel_fraction=1.0),
+    ],
+    ids=["fields named as those of sequences", "padded", "hindsight"],
+)
+def test_a_cluster_shows_what_its_shards_show(tmp_path, view):
+    goal = Field((1,), "float32", next="next_obs")
+    goals = {"obs": {"achieved_goal": goal, "desired_goal": goal}}
+    own = () if view else ("mask", "is_first", "step_index")
+    tables = [
+        ReplayBuffer(
+            64, {**goals, "reward": "float32", "terminated": "bool", **dict.fromkeys(own, "int64")}
+        )
+        for _ in range(2)
+    ]
+    for number, t in itertools.product(range(2), range(20)):
+        at = {name: np.float32([50 * number + t]) for name in goals["obs"]}
+        end, plain = t % 7 > 4, dict.fromkeys(own, t)
+        tables[number].add(
+            obs=at, reward=0.0, terminated=end, final_obs=at if end else None, **plain
+        )
+    ids = np.arange(20)
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        found = table.get(np.concatenate([ids, ids + (1 << 56)]), view=view)
+        parts = [one.get(ids, view=view) for one in tables]
+        for name in ("index", "step_index") if isinstance(view, Sequences) else ("index",):
+            parts[1][name][parts[1][name] >= 0] += 1 << 56
+        structure = tree.structure_of(parts[0])
+        assert found.keys() == parts[0].keys()
+        for got, *each in zip(
+            *(tree.leaves(one, structure) for one in (found, *parts)), strict=True
+        ):
+            assert np.array_equal(got, np.concatenate(each))
+        with AsyncDataLoader(table.source(view=view), 8) as loader:
+            for batch in (table.sample(8, view=view), next(loader)):
+                assert batch.keys() == found.keys()
 
 
 def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path):
