@@ -80,6 +80,8 @@ class ClusterSource:
         self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
         self._closed = self._fresh = self._immediate = False
+        # See `Finishing`.
+        self.finishes: Callable[[Any], Any] | None = None
         self._shards: dict[int, ShardRows] = {}
         self._at: list[ShardRows] = []
         self._begin()

@@ -26,6 +26,7 @@ from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
+from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.table_methods import Change
 from async_loader.replay.views import View
 from async_loader.scale.connections import Connections, ShardConnection
@@ -148,8 +149,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
                 other = self._idle.pop(next(iter(self._idle)))
             if other is not None:
                 other.close()
-        batch: Batch = plan.batch
-        return batch
+        return ragged(plan.batch, view)
 
     def _source(
         self, wanted: OpenReader, view: View | None, prefetch: int | None, transport: Transport
@@ -186,6 +186,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             self, self._connections, open_source, make_draws, words, wanted.min_size,
             wanted.timeout_s,
         )  # fmt: skip
+        source.finishes = Ragged.of(view)
         self._sources.add(source)
         return source
 
@@ -218,8 +219,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
         order = np.argsort(np.concatenate([places for places, _, _ in parts]), kind="stable")
         columns = zip(*(arrays for _, _, arrays in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
-        made: Batch = tree.rebuild_batch(parts[0][1].shown.structure, merged)
-        return made
+        return ragged(tree.rebuild_batch(parts[0][1].shown.structure, merged), view)
 
     def _apply(
         self,
