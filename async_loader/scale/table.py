@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
-from async_loader import tree
+from async_loader import tensors, tree
 from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
@@ -239,7 +239,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
 
         found = self._of_shards(parts.keys(), call, timeout_s)
         applied = sum(one.applied for one in found.values())
-        return Applied(applied, int(np.size(index)) - applied)
+        return Applied(applied, tensors.to_ids(index).size - applied)
 
     def _of_shards(
         self,

@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from cluster_rig import (
     PATIENCE_S,
     chi_square,
@@ -28,6 +29,7 @@ from async_loader import (
 )
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.replay.samplers import Recency
+from async_loader.source import Applied
 
 SIZES = (20, 40, 80, 260)
 ROWS = 80
@@ -222,7 +224,8 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
         read = table.get(ids)
         for name in ("index", "x", "shard"):
             assert np.array_equal(read[name], batch[name])
-        assert table.update(ids, x=batch["x"] + 1000).stale == 0
+        for form in (np.asarray, np.ndarray.tolist, torch.tensor):
+            assert table.update(form(ids), x=batch["x"] + 1000) == Applied(len(ids), 0)
         assert np.array_equal(table.get(ids)["x"], batch["x"] + 1000)
         for refused in (table.delete, lambda of: table.update(of, x=batch["x"])):
             with pytest.raises(ConfigError, match="ids are integers"):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
@@ -338,7 +339,8 @@ class RemoteSource:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
         eta, deadline = channel.eta, Deadline(self._timeout_s)
-        values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
+        rows = tensors.to_ids(index).size
+        values: Any = priority if eta is None else per_item(priority, rows, eta)
         self._connection.check()
         channel.news.until(  # the reader's own sampler has to be there
             lambda: channel.phase is not ReaderPhase.WANTED,
