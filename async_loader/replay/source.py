@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,6 @@ from async_loader.replay.table.sample import TableSampler, assembled
 from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View
-from async_loader.schema import samples_of
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
 from async_loader.validation import whole
@@ -224,8 +222,7 @@ class ReplaySource:
                 reader = self._reader_of(read_plan)
                 taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
                 arrays = self._out.complete(reader, taken)
-                samples = partial(samples_of, read_plan.schema, arrays)
-                return Ready(assembled(read_plan, arrays), lent=True, samples=samples)
+                return Ready(assembled(read_plan, arrays), lent=True)
             drawn = self._out.now(self._sampler, batch_size)
         if table_state.table.storage.on_disk:
             self._reader_of(read_plan).announce(drawn.ids)

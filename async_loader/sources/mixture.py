@@ -6,7 +6,6 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
 from async_loader.public_names import set_public_names
-from async_loader.schema import Schema, samples_of
+from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
@@ -260,12 +259,7 @@ class Mixture:
         leases = tuple(
             (member.number, piece.lease) for member, piece in pieces if piece.lease is not None
         )
-        return Ready(
-            tree.rebuild_batch(schema.structure, arrays),
-            True,
-            leases or None,
-            partial(samples_of, schema, arrays),
-        )
+        return Ready(tree.rebuild_batch(schema.structure, arrays), True, leases or None)
 
     def reader(self) -> Reader | None:
         """Make a reader of the rows of all sources, for this or any other process.
