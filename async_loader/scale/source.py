@@ -283,6 +283,11 @@ class ClusterSource:
                 one.source.ask_anew()
 
     @property
+    def shards(self) -> int:
+        """How many numbers of shards an index may have; lost ones count."""
+        return 1 + max((one.number for one in self._connections.all), default=0)
+
+    @property
     def sequences(self) -> bool:
         """Whether rows are sequences of steps, once some have come."""
         return len(self._batch_maker.ids) > 1

@@ -138,6 +138,12 @@ class Mixture:
                         f"source {member.number} of the mixture has a view with whole='ragged', "
                         "and rows of a mixture have the same shape: say whole=True"
                     )
+                if (shards := getattr(member.source, "shards", 1)) > 1:
+                    raise ConfigError(
+                        f"source {member.number} of the mixture is a cluster of {shards} shards, "
+                        "and an index has room for the number of a shard or of a source: name the "
+                        "tables of the shards, client.shard(name).table(name), each with its share"
+                    )
             self._mix()
             undo.pop_all()
 

@@ -21,6 +21,7 @@ from async_loader import (
     AsyncDataLoader,
     Field,
     Hindsight,
+    Mixture,
     Prioritized,
     ReplayBuffer,
     Sequences,
@@ -298,6 +299,8 @@ def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path
     with cluster_of(tmp_path / "mixed", mixed) as (_, _, client):
         with pytest.raises(ConfigError, match="give all the same"):
             drawn(client.table("t").source(), 4)
+        with pytest.raises(ConfigError, match=r"source 1 .* cluster of 2 shards"):
+            Mixture([(filled(0, 9), 1), (client.table("t").source(sampler=Uniform()), 1)])
         own = client.table("t").source(sampler=Uniform())
         assert len(drawn(own, 4)["x"]) == 4
         own.close()
