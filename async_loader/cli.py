@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from async_loader import __version__
-from async_loader.cli_cluster import cluster
-from async_loader.cli_errors import Group
+from async_loader.cli_cluster import Group, cluster
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
@@ -252,9 +251,9 @@ def inspect(
     from rich.console import Console
 
     if "://" in what:
-        from async_loader.feeder import inspection
+        from async_loader.feeder.commands import inspect as inspect_table
 
-        inspection.inspect(what, table, keys, as_json=as_json, console=Console())
+        inspect_table(what, table, keys, as_json=as_json, console=Console())
         return
     from async_loader.offline import commands
 

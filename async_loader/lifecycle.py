@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, cast
 
 from async_loader.errors import Closed, ConfigError, Timeout
-from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred
 
 LONGEST_S: Final = 1e6
 """The longest finite limit, 11 days: poll and join accept no more than some millions of seconds."""
@@ -193,6 +193,14 @@ class AutoResetEvent:
         self._lock.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX))
 
 
+class WaitClosed(Closed):
+    """The loader ended while a source waited: of no task, as an error of the user's code is."""
+
+
+class WaitTimeout(Timeout):
+    """The deadline of a `Patience` passed: of no task either."""
+
+
 class Patience:
     """Limits on a source's waits inside ``plan``: a deadline and an end flag.
 
@@ -248,9 +256,9 @@ class Patience:
             self.waiting = False
             self.waited_s += time.perf_counter() - begun
         if self.end is not None and self.end.is_set():
-            raise Closed(f"closed while waiting for {reason}")
+            raise WaitClosed(f"closed while waiting for {reason}")
         if not ready:
-            raise Timeout(f"{GAVE_UP}{reason}")
+            raise WaitTimeout(f"{GAVE_UP}{reason}")
 
 
 def join(thread: threading.Thread, timeout_s: float | None) -> bool:

@@ -25,8 +25,7 @@ from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Source, Updating, finishes
-from async_loader.sources.callable import CallableSource
-from async_loader.sources.columns import ColumnsSource
+from async_loader.sources.columns import CallableSource, ColumnsSource
 from async_loader.stats import LoaderStats
 from async_loader.table import Table, is_table
 from async_loader.validation import (
@@ -212,7 +211,7 @@ class AsyncDataLoader(Generic[B]):
             on_error=on_error,
             slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
             collate_fn=callable_or_none("collate_fn", collate_fn),
-            transform=_transform(transform),
+            transform=callable_or_none("transform", transform),
             worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
             context=context_of(multiprocessing_context),
             finish=finish,
@@ -382,23 +381,17 @@ def as_source(data_source: object, seed: int | None) -> Source:
     if callable(data_source):
         return CallableSource(data_source)
     kind = type(data_source).__name__
-    if isinstance(data_source, str):
-        raise ConfigError(
-            f"data_source is the text {data_source!r}: for a feeder's address say "
-            "connect(address).table(name)"
-        )
-    if hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__"):
+    if not isinstance(data_source, str) and (
+        hasattr(data_source, "__getitem__") or hasattr(data_source, "__iter__")
+    ):
         raise ConfigError(
             f"data_source is a {kind}, a dataset: say async_loader.DataLoader(dataset, "
             "batch_size), which reads it in epochs; "
             "AsyncDataLoader draws from a callable, a dict of arrays or a table, without end"
         )
-    if hasattr(data_source, "table"):
-        raise ConfigError(f"data_source is a {kind}: give one of its tables, client.table(name)")
     raise ConfigError(
         f"data_source is a {kind}: give a callable(batch_size), a dict of equally long arrays, a "
-        "table such as ReplayBuffer, "
-        "or a Source"
+        "table such as ReplayBuffer or connect(address).table(name), or a Source"
     )
 
 
@@ -412,13 +405,6 @@ def _check_shapes(into: object, batch_format: BatchFormat) -> None:
         )
 
 
-def _transform(transform: object) -> Any:
-    if isinstance(transform, type):
-        name = transform.__name__
-        raise ConfigError(f"transform is the class {name}: give an instance, as in {name}(...)")
-    return callable_or_none("transform", transform)
-
-
 def _arrays(value: object) -> Any:
     if isinstance(value, Mapping):
         return tree.transform(value, tensors.to_array)
@@ -427,14 +413,7 @@ def _arrays(value: object) -> Any:
 
 def _device(device: object) -> str:
     if isinstance(device, bool | int | float) or device is None:
-        meant = (
-            "cpu" if isinstance(device, bool) or not isinstance(device, int) else f"cuda:{device}"
-        )
-        raise ConfigError(
-            f"device={device!r}: give a name such as {meant!r}, or a torch.device; by place come "
-            "data_source, batch_size, "
-            "device, chunk_size, collate_fn, num_workers"
-        )
+        raise ConfigError(f"device={device!r}: give a name such as 'cuda:1', or a torch.device")
     return str(device)
 
 
@@ -471,10 +450,5 @@ def _chunk(chunk_size: int | None, batch_size: int) -> int:
         return batch_size
     size = whole("chunk_size", chunk_size, 1)
     if batch_size % size:
-        fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
-        near = min(fitting, key=lambda n: abs(n - size))
-        raise ConfigError(
-            f"chunk_size {size} does not divide batch_size {batch_size}: the nearest that does is "
-            f"{near}"
-        )
+        raise ConfigError(f"chunk_size {size} does not divide batch_size {batch_size}")
     return size

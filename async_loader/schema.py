@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeGuard, Union, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -49,32 +48,8 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
-AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-"""Of an array of numpy."""
-EMPTY_BYTES = 1 << 30
-"""Of a value without elements whose dimensions of 0 were 1: numpy multiplies the others too."""
 CODEC_BYTES = 256
 """Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
-P = ParamSpec("P")
-
-
-def _shape_first(init: Callable[P, None]) -> Callable[P, None]:
-    """Refuse a name in place of the shape, with the correct form in the message,
-    for any number of arguments.
-    """
-
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        if len(args) > 1 and isinstance(args[1], str):
-            raise SchemaError(
-                f"Field({args[1]!r}, ...): the shape comes first, and a field's name is its key, "
-                "as in "
-                f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); "
-                f"one number of a dtype is Field(dtype='float32')"
-            )
-        init(*args, **kwargs)
-
-    return checked
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -117,7 +92,6 @@ class Field:
     codec: Codec | None
     name: str
 
-    @_shape_first
     @explain_wrong_names
     def __init__(
         self,
@@ -198,8 +172,6 @@ class Schema:
     def __post_init__(self) -> None:
         if not self.fields:
             raise SchemaError("a schema has at least one field, this one has none")
-        for field in self.fields:
-            _check_batch(field)
 
     @classmethod
     def of(cls, spec: SchemaLike) -> Schema:
@@ -371,22 +343,6 @@ class PackedRow:
         return cls(tuple(offsets), max(unit, _align(end, unit)))
 
 
-def _check_batch(field: Field) -> None:
-    """Raise SchemaError for a field of which numpy can hold no batch."""
-    axes = len(field.shape) + (field.stack > 1) + 1
-    if axes > AXES:
-        raise SchemaError(
-            f"field {field.name!r} has {axes} axes with those of its batch and stack, an array "
-            f"{AXES} at most: join some, as by reshape"
-        )
-    nbytes = field.dtype.itemsize * math.prod(max(1, n) for n in field.shape)
-    if 0 in field.shape and nbytes > EMPTY_BYTES:
-        raise SchemaError(
-            f"field {field.name!r} of shape {list(field.shape)} has no element, and its other "
-            f"dimensions make {nbytes:.3g} bytes, {EMPTY_BYTES:.3g} at most: make them smaller"
-        )
-
-
 def _check_codec(what: str, codec: object, nbytes: int) -> None:
     """Raise SchemaError for an unknown codec, and for one that cannot pay."""
     if codec not in get_args(Codec):
@@ -400,43 +356,31 @@ def _check_codec(what: str, codec: object, nbytes: int) -> None:
 
 
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
+    if isinstance(shape, str):
+        raise SchemaError(
+            f"Field({shape!r}, ...): the shape comes first, and a field's name is its key, as in "
+            f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); one "
+            "number of a dtype is Field(dtype='float32')"
+        )
     try:
         if isinstance(shape, bool):
             raise TypeError("a bool is not a size")
         sizes = (shape,) if isinstance(shape, int | np.integer) else shape
         listed = tuple(operator.index(n) for n in sizes)
     except TypeError:
-        if isinstance(shape, Mapping) or (spaces.is_space(shape) and spaces.within(shape)):
-            raise SchemaError(
-                f"{what} is one array, and {shape!r} is several: nest dicts, with a Field for each "
-                "array, as in {'obs': {'position': Field((3,), next='next_obs'), ...}}"
-            ) from None
-        if spaces.is_space(shape):
-            raise SchemaError(
-                f"{what} has shape {shape!r}: say Field(space.shape, space.dtype, ...)"
-            ) from None
         raise SchemaError(
-            f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number"
+            f"{what} has shape {shape!r}: a shape is a tuple of whole numbers, () for one number; "
+            "of a space say space.shape, and nest dicts, with a Field for each array"
         ) from None
     if any(n < 0 for n in listed):
         raise SchemaError(f"{what} has shape {listed}: dimensions are at least 0")
     return listed
 
 
-def _kind(value: object) -> str:
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-
-
 def _dtype(what: str, dtype: object) -> np.dtype[Any]:
     """See NOTE [dtypes]."""
-    if dtype is None:  # numpy reads None as float64
-        raise SchemaError(f"{what} has dtype None: give one, as in 'float32'")
-    if not _says_dtype(dtype):
-        raise SchemaError(
-            f"{what} has dtype {dtype!r}, which is a {_kind(dtype)}: give one of numpy's, as in "
-            "'float32'"
-        )
+    if not _says_dtype(dtype):  # numpy reads None as float64
+        raise SchemaError(f"{what} has dtype {dtype!r}: give one of numpy's, as in 'float32'")
     try:
         made: np.dtype[Any] = np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):

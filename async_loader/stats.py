@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -50,22 +50,6 @@ __all__ = [
     "Stats",
 ]
 set_public_names(globals())
-
-
-@runtime_checkable
-class _Tagged(Protocol):
-    """``torch.utils.tensorboard.SummaryWriter``, and those like it."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> object:
-        """Add one number."""
-
-
-@runtime_checkable
-class _Logged(Protocol):
-    """A run of W&B, and those like it."""
-
-    def log(self, data: dict[str, float], step: int | None = None) -> object:
-        """Add numbers by name."""
 
 
 class Stats:
@@ -124,11 +108,12 @@ class Stats:
         """
         first = self.KIND if prefix is None else prefix
         named = {f"{first}/{name}": value for name, value in self.scalars().items()}
-        if isinstance(writer, _Tagged):
+        target: Any = writer
+        if hasattr(target, "add_scalar"):
             for name, value in named.items():
-                writer.add_scalar(name, value, step)
-        elif isinstance(writer, _Logged) and not isinstance(writer, Mapping):
-            writer.log(named, step=step)
+                target.add_scalar(name, value, step)
+        elif hasattr(target, "log"):
+            target.log(named, step=step)
         else:
             raise ConfigError(
                 f"a {type(writer).__name__} has neither add_scalar(tag, value, step) nor "

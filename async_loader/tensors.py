@@ -4,7 +4,6 @@ array paths run without it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +23,11 @@ _PARALLEL_FROM = 32_768
 _torch: Any = None  # set once torch is fully imported
 
 
-def loaded(name: str) -> Any:
-    """Return the module if this process has fully imported it, else ``None``. Imports nothing.
-
-    A module that another thread is importing is already in `sys.modules` but incomplete: it counts
-    as absent. There can be no instances of its classes yet.
-    """
-    module = sys.modules.get(name)
-    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
-        return None
-    return module
-
-
 def loaded_torch() -> Any:
-    """Like `loaded`, for torch; called for every value, so the result is cached."""
+    """Like `tree.loaded`, for torch; called for every value, so the result is cached."""
     global _torch
     if _torch is None:
-        _torch = loaded("torch")
+        _torch = tree.loaded("torch")
     return _torch
 
 
@@ -141,21 +128,15 @@ def unheld(value: object) -> str | None:
     if not is_tensor(value):
         return None
     if value.is_nested:
-        remedy = "its .to_padded_tensor(0.0)"
-    elif value.layout is not loaded_torch().strided:
-        remedy = "its .to_dense()"
-    elif value.device.type == "meta":
-        remedy = "a tensor with data"
-    elif value.is_quantized:
-        remedy = "its .dequantize()"
+        remedy = ".to_padded_tensor(0.0)"
     else:
-        remedy = "its .to(torch.complex64)" if value.is_complex() else "its .float()"
-    return f"{said(value)}, which numpy cannot hold: give {remedy}"
+        remedy = ".float()" if value.layout is loaded_torch().strided else ".to_dense()"
+    return f"{said(value)}, which numpy cannot hold: give its {remedy}"
 
 
 def is_masked(value: object) -> TypeIs[np.ma.MaskedArray[Any, Any]]:
     """Whether ``value`` is a masked array; numpy imports their module when it is first used."""
-    masked = loaded("numpy.ma") if isinstance(value, np.ndarray) else None
+    masked = tree.loaded("numpy.ma") if isinstance(value, np.ndarray) else None
     return masked is not None and isinstance(value, masked.MaskedArray)
 
 

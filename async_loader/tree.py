@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,14 +74,34 @@ _unregistered: dict[str, Callable[[Any], None]] = {
     "jax.tree_util": _register_at_jax,
 }
 """Libraries whose functions over trees know exact types only, while they are not imported."""
+_registering = threading.Lock()
+
+
+def loaded(name: str) -> Any:
+    """Return the module if this process has fully imported it, else ``None``. Imports nothing.
+
+    A module that another thread is importing is already in `sys.modules` but incomplete: it counts
+    as absent. There can be no instances of its classes yet.
+    """
+    module = sys.modules.get(name)
+    if module is None or getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return None
+    return module
+
+
+def _register() -> None:
+    """Make `Fields` known to the libraries that have been imported meanwhile."""
+    with _registering:
+        for name, register in list(_unregistered.items()):
+            if (module := loaded(name)) is not None:
+                register(module)
+                del _unregistered[name]
 
 
 def fields(keys: Iterable[str], values: Iterable[Any]) -> Fields:
     """Return a flat batch."""
-    for name in _unregistered:
-        if name in sys.modules:
-            _unregistered.pop(name)(sys.modules[name])
-            break
+    if any(name in sys.modules for name in tuple(_unregistered)):
+        _register()
     return Fields(zip(keys, values, strict=True))
 
 

@@ -158,7 +158,7 @@ def _listed(chooser: Any) -> list[int] | None:
         return None
     parts = vars(chooser)
     if "_heap" in parts:
-        rows: Any = chooser._heap.order
+        rows: Any = chooser._order
     elif "_tree" in parts:
         rows = chooser._order()
     elif "_place" in parts:
@@ -167,8 +167,8 @@ def _listed(chooser: Any) -> list[int] | None:
         rows = np.flatnonzero(chooser._before != chooser._k.FREE)
     elif "_masses" in parts and chooser.eps > 0:
         rows = np.flatnonzero(chooser._masses.leaves)
-    elif parts.get("_list") is not None:
-        rows = chooser._list.items(chooser._items.alive)
+    elif parts.get("_listed") is not None:
+        rows = chooser._listed[chooser._items.alive[chooser._listed] != 0]
     else:
         return None
     found: list[int] = rows.tolist()

@@ -8,7 +8,7 @@ Python function into its caller, where CPython may be one point later.) CPython 
 the call had raised. A trace function raises before the next instruction; where that has another
 handler, as at the end of a `with`, the point is left out. Points are those of the calling thread,
 in files of the package and in those modules of the standard library through which the package
-acquires and releases things. Where the package holds signals back (`async_loader.interrupts`) there
+acquires and releases things. Where the package holds signals back (`process_hooks`) there
 are none. Garbage is collected between calls, not in them: a finalizer of something else has points
 too, and swallows the strike.
 """
@@ -29,7 +29,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import async_loader
-from async_loader import interrupts
+from async_loader import process_hooks
 
 PACKAGE = os.path.dirname(os.path.abspath(async_loader.__file__)) + os.sep
 _BESIDE = tuple(
@@ -103,7 +103,7 @@ class _Tracer:
         return self._local
 
     def _pass(self, frame: FrameType) -> None:
-        if interrupts._held or frame.f_code.co_filename == interrupts.__file__:
+        if process_hooks._held or frame.f_code.co_filename == process_hooks.__file__:
             return
         self.seen += 1
         if self.seen == self._left:

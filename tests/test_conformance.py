@@ -14,8 +14,7 @@ from fakes import ItemsSource, WaitingSource
 from async_loader import END, Mixture, ReplayBuffer, Schema
 from async_loader.lifecycle import EventFd
 from async_loader.source import Applied, Jobs, Ready, Rows, Samples
-from async_loader.sources.callable import CallableSource
-from async_loader.sources.columns import ColumnsSource
+from async_loader.sources.columns import CallableSource, ColumnsSource
 from async_loader.testing import conformance
 from async_loader.testing.conformance import NotConforming, check_source, check_waiting
 

@@ -20,10 +20,9 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # those in SAME_FLOOR.
 FLOORS = [
     {"public_names"},
-    {"errors", "interrupts", "other_names"},
+    {"errors", "other_names"},
     {
         "process_hooks",
-        "os_errors",
         "histograms",
         "validation",
         "tree",
@@ -45,7 +44,6 @@ FLOORS = [
     {"observe"},
     {"scale"},
     {"doctor"},
-    {"cli_errors"},
     {"cli_cluster"},
     {"cli"},
     {"__main__"},
@@ -55,7 +53,6 @@ SAME_FLOOR = FLOORS[2]
 """These modules may import each other in this order: none imports one further right."""
 ORDER = [
     "process_hooks",
-    "os_errors",
     "histograms",
     "validation",
     "names",
@@ -103,10 +100,10 @@ ELSEWHERE = {
     "ray": {"scale.ray_library"},
     "tensordict": {"batch_format", "compat.torchrl"},
     "accelerate": {"compat.accelerate"},
-    "stable_baselines3": {"compat.sb3.peer"},
+    "stable_baselines3": {"compat.sb3.transitions"},
     "cloudpickle": {"pipeline.codec"},
     "h5py": {"offline.hdf5"},
-    "minari": {"offline.minari_data"},
+    "minari": {"offline.hdf5"},
     "numba": {"replay.base.compiled", "replay.base.kernel_cache", "replay.kernels"},
     "llvmlite": {"replay.kernels"},
 }

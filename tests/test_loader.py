@@ -518,7 +518,7 @@ GOOD = {"x": np.arange(4)}
 BAD = {
     "chunk_size that does not divide": (
         {"chunk_size": 3},
-        "chunk_size 3 does not divide batch_size 8: the nearest that does is",
+        "chunk_size 3 does not divide batch_size 8",
     ),
     "negative workers": ({"num_workers": -1}, "num_workers is -1: give an integer of at least 0"),
     "batch_size None": ({"batch_size": None}, "batch_size is None"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors
+from async_loader import tensors, tree
 from async_loader.dataset.torch_collate import plain
 from async_loader.errors import ConfigError
 from async_loader.shm.array_pool import ArrayPool
@@ -106,7 +106,7 @@ def columns_of(dataset: Any) -> Columns:
     NoColumns
         With the reason.
     """
-    torch_data: Any = tensors.loaded("torch.utils.data")
+    torch_data: Any = tree.loaded("torch.utils.data")
     if torch_data is not None and type(dataset) is torch_data.Subset:
         return columns_of(dataset.dataset).subset(dataset.indices)
     if torch_data is not None and type(dataset) is torch_data.TensorDataset:

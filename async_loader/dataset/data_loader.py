@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
-from async_loader import tensors
+from async_loader import tree
 from async_loader.dataset import torch_collate
 from async_loader.dataset.array_dataset import Columns, Items, NoColumns, columns_of, is_columns
 from async_loader.dataset.batch_order import (
@@ -353,11 +353,7 @@ class DataLoader(Generic[B]):
         self._epoch = whole("epoch", epoch, 0)
         start = self._start
         if start is not None and start["epoch"] != self._epoch:
-            if not start.get("finished"):
-                kept = ("version", "seed", "workers")
-                start = {name: start[name] for name in kept if name in start}
-                start.update(yielded=0, batches=None)
-            self._start = {**start, "epoch": self._epoch}
+            self._start = {**start, "epoch": self._epoch} if start.get("finished") else None
         self._batches.set_epoch(self._epoch)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self._epoch)
@@ -484,19 +480,10 @@ def _check_order(
     one_of("shuffle", shuffle, (True, False))
     one_of("last_batch", last, ("keep", "drop", "roll_over"))
     if batch_sampler is not None:
-        given = [
-            name
-            for name, is_given in (
-                ("batch_size", batch_size != 1),
-                ("shuffle", shuffle),
-                ("sampler", sampler is not None),
-                ("last_batch", last != "keep"),
-            )
-            if is_given
-        ]
-        if given:
+        if batch_size != 1 or shuffle or sampler is not None or last != "keep":
             raise ConfigError(
-                f"batch_sampler decides what {', '.join(given)} would: leave them out"
+                "batch_sampler decides what batch_size, shuffle, sampler and last_batch would: "
+                "leave them out"
             )
     elif sampler is not None and shuffle:
         raise ConfigError("sampler decides the order: leave shuffle out")
@@ -510,14 +497,10 @@ def _check_order(
 
 
 def _check_iterable(shuffle: bool, sampler: object, batch_sampler: object, last: str) -> None:
-    given = [
-        n
-        for n, v in (("shuffle", shuffle), ("sampler", sampler), ("batch_sampler", batch_sampler))
-        if v not in (None, False)
-    ]
-    if given:
+    if shuffle or sampler is not None or batch_sampler is not None:
         raise ConfigError(
-            f"the dataset is iterable and decides its order itself: leave {given[0]} out"
+            "the dataset is iterable and decides its order itself: leave shuffle, sampler and "
+            "batch_sampler out"
         )
     if last == "roll_over":
         raise ConfigError(
@@ -564,7 +547,7 @@ def _length(items: Any) -> int:
 
 def _is_torch_iterable(items: object) -> bool:
     """Torch's IterableDataset has a `__getitem__` of its own, which raises."""
-    torch_data: Any = tensors.loaded("torch.utils.data")
+    torch_data: Any = tree.loaded("torch.utils.data")
     return torch_data is not None and isinstance(items, torch_data.IterableDataset)
 
 

@@ -63,6 +63,7 @@ def _settle_in(dataset: Any, init: Callable[[int], Any] | None, here: WorkContex
     return told
 
 
+@dataclass(eq=False)
 class MapWork:
     """A task is a list of indices (or a list of such lists: shards), or one index where there are
     no batches.
@@ -75,69 +76,22 @@ class MapWork:
     batched : bool
     shards : tuple of types
         Of entries among the indices that are shards; others are indices.
+    track : bool
+        The state of the dataset, where it has one, is sent along with each batch.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[Any], Any],
-        init: Callable[[int], Any] | None = None,
-        *,
-        batched: bool = True,
-        shards: tuple[type, ...] = (list,),
-    ) -> None:
-        self.dataset, self._collate, self._init, self._batched, self.shards = (
-            dataset,
-            collate,
-            init,
-            batched,
-            shards,
-        )
+    dataset: Any
+    collate: Callable[[Any], Any]
+    init: Callable[[int], Any] | None = None
+    batched: bool = True
+    shards: tuple[type, ...] = (list,)
+    track: bool = False
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
-        _settle_in(self.dataset, self._init, here)
-        return partial(self.do, ending=here.ending) if self._batched else self._one
-
-    def do(self, task: Iterable[Any], ending: Ending = NEVER) -> Any:
-        """The batch of these indices, or a list with one batch for each shard of them."""
-        indices: Sequence[Any] = (
-            task
-            if isinstance(task, list)
-            else task.tolist()
-            if hasattr(task, "tolist")
-            else list(task)
-        )
-        if indices and isinstance(indices[0], self.shards):
-            return [self._collate(self._fetch(shard, ending)) for shard in indices]
-        return self._collate(self._fetch(indices, ending))
-
-    def _fetch(self, indices: Sequence[Any], ending: Ending) -> Any:
-        dataset = self.dataset
-        bulk = getattr(dataset, "__getitems__", None)
-        with arena.within(None):
-            if bulk is not None:
-                return bulk(indices)
-            return [dataset[i] for i in while_open(indices, ending)]
-
-    def _one(self, task: Any) -> Any:
-        with arena.within(None):
-            item = self.dataset[task]
-        return self._collate(item)
-
-
-class TrackedMapWork:
-    """As `MapWork`, but that the state of the dataset, where it has one, is sent along with each
-    batch.
-    """
-
-    def __init__(self, work: MapWork) -> None:
-        self.dataset, self._work = work.dataset, work
-
-    def begin(self, here: WorkContext) -> Callable[[Any], Any]:
-        do = self._work.begin(here)
-        if not has_state(self.dataset):
+        told = _settle_in(self.dataset, self.init, here)
+        do = partial(self.do, ending=here.ending) if self.batched else self._one
+        if not self.track or not has_state(self.dataset):
             return do
-        told = here.state if isinstance(here.state, EpochInfo) else EpochInfo()
         mark = told.mark(here.worker)
         given = 0 if mark is None or mark.over else mark.given
         if mark is not None and mark.whole is not None:
@@ -151,6 +105,32 @@ class TrackedMapWork:
 
         return tracked
 
+    def do(self, task: Iterable[Any], ending: Ending = NEVER) -> Any:
+        """The batch of these indices, or a list with one batch for each shard of them."""
+        indices: Sequence[Any] = (
+            task
+            if isinstance(task, list)
+            else task.tolist()
+            if hasattr(task, "tolist")
+            else list(task)
+        )
+        if indices and isinstance(indices[0], self.shards):
+            return [self.collate(self._fetch(shard, ending)) for shard in indices]
+        return self.collate(self._fetch(indices, ending))
+
+    def _fetch(self, indices: Sequence[Any], ending: Ending) -> Any:
+        dataset = self.dataset
+        bulk = getattr(dataset, "__getitems__", None)
+        with arena.within(None):
+            if bulk is not None:
+                return bulk(indices)
+            return [dataset[i] for i in while_open(indices, ending)]
+
+    def _one(self, task: Any) -> Any:
+        with arena.within(None):
+            item = self.dataset[task]
+        return self.collate(item)
+
 
 _AHEAD_FROM = 1 << 20
 """Smallest batch in bytes for which a thread that gathers the next batch ahead is faster."""
@@ -162,6 +142,7 @@ def gather_workers(item_bytes: int, batch_size: int | None, num_workers: int) ->
     return (1, "thread") if ahead else (0, "inline")
 
 
+@dataclass(eq=False)
 class GatherWork:
     """A task is an array or a list of indices, and its batch is gathered in bulk; what is no list
     of integers goes item by item.
@@ -174,11 +155,12 @@ class GatherWork:
         Tasks are arrays of indices that are known to be in range.
     """
 
-    def __init__(self, columns: Any, by_item: MapWork, *, checked: bool) -> None:
-        self.columns, self._by_item, self._checked = columns, by_item, checked
+    columns: Any
+    by_item: MapWork
+    checked: bool
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
-        if self._checked:
+        if self.checked:
             return self._quick
         return self._careful
 
@@ -186,11 +168,11 @@ class GatherWork:
         return self.columns.gather(task, checked=True)
 
     def _careful(self, task: Any) -> Any:
-        if isinstance(task, list | tuple) and task and isinstance(task[0], self._by_item.shards):
+        if isinstance(task, list | tuple) and task and isinstance(task[0], self.by_item.shards):
             return [self._careful(shard) for shard in task]
         index = as_index(task)
         if index is None or not len(index):
-            return self._by_item.do(task)
+            return self.by_item.do(task)
         return self.columns.gather(index)
 
 
@@ -221,6 +203,7 @@ def _kept(mark: Bookmark, here: WorkContext) -> Bookmark:
     return mark if here.kind == "process" else copy.deepcopy(mark)
 
 
+@dataclass(eq=False)
 class StreamWork:
     """Each worker iterates over its copy of the dataset, which finds its share by torch's
     ``get_worker_info``.
@@ -235,67 +218,39 @@ class StreamWork:
         Each stream gives `StreamResult`; else it gives batches.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: Callable[[Any], Any],
-        batch_size: int | None,
-        init: Callable[[int], Any] | None = None,
-        *,
-        drop: bool = False,
-        track: bool = True,
-    ) -> None:
-        self.dataset, self._collate, self._size, self._init, self._drop = (
-            dataset,
-            collate,
-            batch_size,
-            init,
-            drop,
-        )
-        self._track = track
+    dataset: Any
+    collate: Callable[[Any], Any]
+    batch_size: int | None
+    init: Callable[[int], Any] | None = None
+    drop: bool = False
+    track: bool = True
 
     def begin(self, here: WorkContext) -> Iterator[Any]:
-        told = _settle_in(self.dataset, self._init, here)
+        told = _settle_in(self.dataset, self.init, here)
         mark = told.mark(here.worker)
         if mark is None:
             items, mark = iter(self.dataset), Bookmark()
         elif mark.over:
             items, mark = mark.begin_anew(self.dataset), Bookmark()
         else:
-            items = mark.resume(self.dataset, self._size or 1)
-        if self._track:
-            return _Tracked(self, items, here, mark)
-        return _Stream(self, items)
+            items = mark.resume(self.dataset, self.batch_size or 1)
+        return _Stream(self, items, here, mark)
 
     def batch(self, items: Iterator[Any]) -> tuple[Any, bool]:
         """The next batch, END for none, and whether it was the last."""
-        size = self._size or 1
+        size = self.batch_size or 1
         with arena.within(None):
             begun = list(upto(items, size))
         short = len(begun) < size
-        if not begun or (self._drop and short and self._size is not None):
+        if not begun or (self.drop and short and self.batch_size is not None):
             return END, True
-        return self._collate(begun[0] if self._size is None else begun), short
+        return self.collate(begun[0] if self.batch_size is None else begun), short
 
 
 class _Stream(Iterator[Any]):
-    """Goes on after an item that could not be made, where the dataset's iterator does."""
-
-    def __init__(self, work: StreamWork, items: Iterator[Any]) -> None:
-        self.work, self.items, self.ended = work, items, False
-
-    def __next__(self) -> Any:
-        if self.ended:
-            raise StopIteration
-        batch, self.ended = self.work.batch(self.items)
-        if batch is END:
-            raise StopIteration
-        return batch
-
-
-class _Tracked(_Stream):
-    """Each batch with a bookmark; the last one without a batch, where the dataset ended behind the
-    last batch.
+    """Goes on after an item that could not be made, where the dataset's iterator does. If it is
+    tracked, each batch has a bookmark; the last one comes without a batch, where the dataset ended
+    behind the last batch.
 
     Attributes
     ----------
@@ -306,13 +261,17 @@ class _Tracked(_Stream):
     def __init__(
         self, work: StreamWork, items: Iterator[Any], here: WorkContext, mark: Bookmark
     ) -> None:
-        super().__init__(work, items)
-        self._here, self.given, self.ended = here, mark.given, mark.ended
+        self.work, self.items, self._here = work, items, here
+        self.given, self.ended = mark.given, mark.ended
 
-    def __next__(self) -> StreamResult:
+    def __next__(self) -> Any:
         if self.ended:
             raise StopIteration
         batch, self.ended = self.work.batch(self.items)
+        if not self.work.track:
+            if batch is END:
+                raise StopIteration
+            return batch
         self.given += batch is not END
         mark = Bookmark.of(self.work.dataset, self.items, self.given, ended=self.ended)
         return StreamResult(batch, StreamPosition(self._here.worker, _kept(mark, self._here)))

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -158,6 +158,7 @@ class EpochProgress:
         return found
 
 
+@dataclass(eq=False, repr=False)
 class Epoch(Iterator[B]):
     """Made by ``iter(DataLoader)``. One consumer at a time.
 
@@ -174,7 +175,7 @@ class Epoch(Iterator[B]):
     iteration : BatchIterator
         Of tasks, or of streams.
     batches : Batches
-    epoch_progress : EpochProgress
+    progress : EpochProgress
         What was over before.
     finish : callable | None
         Done to each batch in the consumer's thread.
@@ -184,25 +185,17 @@ class Epoch(Iterator[B]):
         Sees the batches of an iterable dataset.
     """
 
-    def __init__(
-        self,
-        iteration: BatchIterator,
-        batches: Batches,
-        number: int,
-        epoch_progress: EpochProgress,
-        finish: Callable[[Any], Any] | None,
-        meter: Meter | None = None,
-        check: ShareCheck | None = None,
-    ) -> None:
-        self.number = number
-        self.yielded = epoch_progress.first
+    iteration: BatchIterator
+    batches: Batches
+    number: int
+    progress: EpochProgress
+    finish: Callable[[Any], Any] | None
+    meter: Meter | None = None
+    check: ShareCheck | None = None
+
+    def __post_init__(self) -> None:
+        self.yielded = self.progress.first
         self.finished = False
-        self._iteration = iteration
-        self._batches = batches
-        self.progress = epoch_progress
-        self._finish = finish
-        self._meter = meter
-        self._check = check
 
     def __repr__(self) -> str:
         return (
@@ -222,44 +215,44 @@ class Epoch(Iterator[B]):
         try:
             batch: B = self._find()
         finally:
-            if self._meter is not None:
-                self._meter.waited(begun)
-        if self._meter is not None:
-            self._meter.batches += 1
+            if self.meter is not None:
+                self.meter.waited(begun)
+        if self.meter is not None:
+            self.meter.batches += 1
         self.yielded += 1
         return batch
 
     def _find(self) -> Any:
-        for batch in self._iteration:
+        for batch in self.iteration:
             if type(batch) is StreamResult:
                 batch, where = batch
                 self.progress.note(where)
                 if batch is END:  # the dataset of this worker has ended
                     continue
                 self.progress.turn = where.worker + 1
-            if self._finish is not None:
-                batch = self._finish(batch)
-            if self._check is not None:
-                self._check.see(self.yielded + 1, batch)
+            if self.finish is not None:
+                batch = self.finish(batch)
+            if self.check is not None:
+                self.check.see(self.yielded + 1, batch)
             return batch
-        self.finished = self._iteration.exhausted
+        self.finished = self.iteration.exhausted
         raise StopIteration
 
     def copying(self) -> StageStats | None:
         """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
-        return self._iteration.stage()
+        return self.iteration.stage()
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again."""
         progress = self.progress
-        if isinstance(self._batches, StreamBatches):  # where they are is known by their bookmarks
+        if isinstance(self.batches, StreamBatches):  # where they are is known by their bookmarks
             progress.upto = self.yielded
             return
-        progress.upto = progress.first + self._iteration.passed
+        progress.upto = progress.first + self.iteration.passed
 
     def close(self) -> None:
         """Cancel what is under way. The loader and its workers go on."""
-        self._iteration.close()
+        self.iteration.close()
 
     def state(self) -> dict[str, Any]:
         """Of a loader in the middle of this epoch, or at its end."""
@@ -267,7 +260,7 @@ class Epoch(Iterator[B]):
         found = {
             "epoch": self.number,
             **self.progress.state(),
-            "batches": self._batches.state(upto=self.progress.upto, finished=self.finished),
+            "batches": self.batches.state(upto=self.progress.upto, finished=self.finished),
         }
         if self.finished:
             found["finished"] = True

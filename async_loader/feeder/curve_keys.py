@@ -31,7 +31,7 @@ from async_loader.feeder.addresses import private_folder
 from async_loader.validation import path_of
 
 if TYPE_CHECKING:
-    from async_loader.feeder.zmtp import Mechanism
+    from async_loader.feeder.zmtp import Null
 
 
 class CurveAuthenticator:
@@ -64,10 +64,9 @@ class CurveAuthenticator:
         self._curve = Curve
         self._own = z85.decode(keys.public), z85.decode(keys.secret)
         self._names = {z85.decode(public): name for public, name in keys.clients.items()}
-        self._owners: dict[bytes, str] = {}
         self.allowed = self.refused = 0
 
-    def mechanism(self) -> Mechanism:
+    def mechanism(self) -> Null:
         """The mechanism of one connection."""
         return self._curve(*self._own, self._admit)
 
@@ -79,14 +78,6 @@ class CurveAuthenticator:
         else:
             self.allowed += 1
         return name
-
-    def owns(self, user: str | None, producer: bytes) -> bool:
-        """Return whether a producer id is ``user``'s: the first user that asks for it gets it."""
-        return user is not None and self._owners.setdefault(producer, user) == user
-
-    def forget(self, producer: bytes) -> None:
-        """Release a producer id that no table remembers: any user may have it."""
-        self._owners.pop(producer, None)
 
 
 SERVER = "server"

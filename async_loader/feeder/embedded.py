@@ -4,7 +4,7 @@
 The child waits on a pidfd of its parent: another child could hold the other end of a pipe, and the
 parent's pid may be reused by the time it is read. Signals to the whole job are meant for the
 parent, which closes everything in order, by an end flag: see NOTE [signals of a job] in
-`async_loader.interrupts`.
+`async_loader.process_hooks`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import msgspec
 from async_loader.errors import Broken, Timeout, Unsupported
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_reader import settings_of
-from async_loader.interrupts import drop_signals, signals_blocked
 from async_loader.lifecycle import LONGEST_S, Deadline, EndFlag, readable, seconds
-from async_loader.process_hooks import end_process, tell_ready
+from async_loader.process_hooks import drop_signals, end_process, signals_blocked, tell_ready
 
 if TYPE_CHECKING:
     from async_loader.feeder.serving import FeederProcess

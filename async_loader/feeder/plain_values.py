@@ -11,16 +11,17 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.names import hint
 from async_loader.replay import samplers
-from async_loader.replay.checkpoint.settings import limiter_of
+from async_loader.replay.hindsight_goals import HindsightParts
+from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Sampler, check_sampler
-from async_loader.replay.views import Sequences, Transitions
+from async_loader.replay.views import Sequences, Transitions, View, checked_view
 
 Path = tuple[str, ...]
 Mistake = tuple[Path, str]
@@ -165,9 +166,37 @@ def sampler_from(said: dict[str, Any]) -> Sampler:
     return sampler
 
 
-def limiter_from(said: Sequence[Any] | None) -> RateLimiter | None:
-    """Return the limiter of `limiter_json`."""
-    if said is None:
-        return None
-    least, ratio, buffer = said
-    return limiter_of([int(least), ratio, list(buffer) if isinstance(buffer, tuple) else buffer])
+_BOUND = 1 << 20
+"""Of the numbers of a view that a client sends."""
+_GOALS = ("strategy", "relabel_fraction", "goal", "achieved", "n_steps", "gamma", "reward", "info")
+
+
+def plain_view(view: View | None) -> dict[str, Any] | None:
+    """Convert a view to plain values. The functions of hindsight goals stay: see `HindsightParts`.
+
+    Raises ConfigError for what is no view.
+    """
+    known = checked_view(view)
+    if isinstance(known, Hindsight):
+        given = {name: plain(getattr(known, name), name) for name in _GOALS}
+        return {"kind": "hindsight", **given, "ends": known.compute_terminated is not None}
+    found: dict[str, Any] | None = plain(known, "view")
+    if found is not None and isinstance(known, Sequences):
+        found["whole"] = bool(known.whole)  # padding is taken out where batches arrive
+    return found
+
+
+def view_from(plain: Mapping[str, Any]) -> View:
+    """Return the view of `plain_view`. Raises ConfigError."""
+    given, wrong = dict(plain), list[Mistake]()
+    view: Any = None
+    for name, value in given.items():
+        if isinstance(value, int) and value > _BOUND:
+            wrong.append(((name,), f"{value} is more than {_BOUND}"))
+    if given.get("kind") == "hindsight":
+        del given["kind"]
+        view = made(HindsightParts.of, given, ("view",), wrong)
+    else:
+        view = object_of(given, ("transitions", "sequences"), ("view",), wrong)
+    check(wrong)
+    return cast("View", view)

@@ -13,7 +13,7 @@ import stat
 from async_loader.errors import AddressInUse, ConfigError
 from async_loader.feeder.addresses import Address, check_bind
 from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
-from async_loader.feeder.listen_sockets import listen
+from async_loader.feeder.server.acceptor import listen
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.settings import ServerSettings

@@ -76,9 +76,9 @@ class TableStatus(TypedDict):
         By name of the weights.
     writers, readers : int
         That are open.
-    rows_in, duplicates, gaps : int
+    rows_in, duplicates : int
         Steps received and inserted, without final observations and ends of episodes, which are
-        rows of messages too; messages received twice; messages received after a missing one.
+        rows of messages too; messages received twice.
     queued_rows, queued_bytes : int
         Received, and not in the table; rows of messages, see ``rows_in``.
     queue_age_s : float
@@ -117,7 +117,6 @@ class TableStatus(TypedDict):
     readers: int
     rows_in: int
     duplicates: int
-    gaps: int
     queued_rows: int
     queued_bytes: int
     queue_age_s: float

@@ -31,7 +31,7 @@ from async_loader.names import hint
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.queues import check_stack
+from async_loader.replay.rate_limiter import check_stack
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 

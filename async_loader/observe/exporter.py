@@ -219,7 +219,6 @@ _TABLE: _Columns = (
     ("table_sent_batches", "counter", "batches_out", "Batches sent."),
     ("table_redelivered_batches", "counter", "redelivered", "Batches of returned rows."),
     ("table_duplicate_messages", "counter", "duplicates", "Inserts received twice, and dropped."),
-    ("table_message_gaps", "counter", "gaps", "Inserts received after a missing one."),
     ("table_queued_rows", "gauge", "queued_rows", "Rows received that wait for the table."),
     ("table_queued_bytes", "gauge", "queued_bytes", "Bytes received that wait for the table."),
     ("table_queue_age_seconds", "gauge", "queue_age_s", "Time that the oldest of them waits."),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from async_loader.offline.bad_data import BadData
 from async_loader.offline.fill import from_episodes
-from async_loader.offline.hdf5 import from_hdf5
+from async_loader.offline.hdf5 import from_hdf5, from_minari, to_minari
 from async_loader.offline.lerobot import LeRobotSource
-from async_loader.offline.minari_data import from_minari, to_minari
 from async_loader.offline.npz import from_npz, to_npz
 from async_loader.public_names import set_public_names
 

@@ -30,9 +30,6 @@ class BadData(SchemaError):
         super().__init__(message)
         self.file, self.episode, self.field = file, episode, field
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (type(self), (str(self), self.file, self.episode, self.field))
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

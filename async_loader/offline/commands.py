@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, check_folder, explain
 from async_loader.offline import from_hdf5, from_minari, from_npz
-from async_loader.offline.table_episodes import episodes_of
-from async_loader.os_errors import check_folder, explain
+from async_loader.offline.episode import episodes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
 from async_loader.schema import Schema

@@ -4,16 +4,143 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from async_loader import tensors, tree
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
-from async_loader.replay.array_types import Array, Bools
+from async_loader.replay.array_types import Array, Bools, Floats, Ids
+from async_loader.replay.base import row_format as r
+from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.table.rebuild import in_order
+from async_loader.replay.table.storage import Storage
+from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
+
+
+class TableEpisodes(NamedTuple):
+    """The steps of a table that can be drawn, by episode.
+
+    Attributes
+    ----------
+    ids : int64 array [steps]
+        Of the steps, oldest first.
+    order : int64 array [steps]
+        Places in ``ids``, episode after episode.
+    starts : int64 array [episodes]
+        Where each begins in ``order``.
+    flags : int64 array [steps]
+        Of ``ids``: those of row_format.py.
+    sums : float64 array [episodes] | None
+        Of rewards; ``None`` for a table without a field ``reward`` of single numbers.
+    """
+
+    ids: Ids
+    order: Ids
+    starts: Ids
+    flags: Ids
+    sums: Floats | None
+
+    @property
+    def counts(self) -> Ids:
+        """Return the steps of each episode."""
+        return np.diff(np.append(self.starts, len(self.ids)))
+
+
+def episodes_of(table: ReplayBuffer) -> TableEpisodes:
+    """Return the episodes of a table; parts of those whose other steps are gone or to come.
+
+    Raises
+    ------
+    ConfigError
+        For a table of another process, or without a schema.
+    """
+    if not isinstance(table, ReplayBuffer):
+        raise ConfigError(
+            f"{type(table).__name__} is not a ReplayBuffer of this process: save() the table, and "
+            "use ReplayBuffer.from_checkpoint()"
+        )
+    state = parts_of(table).state
+    if not state.ready:
+        none = np.empty(0, np.int64)
+        return TableEpisodes(none, none, none, none, None)
+    with state.lock:
+        state.check_open()
+        state.catch_up()
+        rows, storage = in_order(state.table), state.table.storage
+        ids, heads = state.table.ids[rows], storage.heads()[rows]
+        before, flags = heads[:, r.PREV // 8], heads[:, r.FLAGS // 8] % r.VERSION_ONE
+        at = np.minimum(np.searchsorted(ids, before), max(0, len(ids) - 1))
+        joined = (before >= 0) & (ids[at] == before) & (flags[at] & r.ENDS == 0)
+        root = np.where(joined, at, np.arange(len(ids)))
+        while not np.array_equal(further := root[root], root):
+            root = further
+        order = np.argsort(root, kind="stable")
+        starts = np.flatnonzero(np.diff(root[order], prepend=-1))
+        return TableEpisodes(ids, order, starts, flags, _sums(storage, rows[order], starts))
+
+
+def _sums(storage: Storage, rows: Ids, starts: Ids) -> Floats | None:
+    """Return the sum of the rewards of each episode."""
+    for i, field in enumerate(storage.layout.schema.fields):
+        if field.name == "reward" and field.shape == () and field.dtype.kind in "biuf":
+            rewards: Floats = storage.cell(i)[rows].astype(np.float64)
+            with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
+                return np.add.reduceat(rewards, starts) if len(starts) else rewards
+    return None
+
+
+def read_episodes(table: ReplayBuffer) -> Iterator[Episode]:
+    """Yield the episodes of a table, each with the observation after its last step if it is known.
+
+    One that goes on, or whose later steps are gone, is truncated after the last step there is.
+
+    Raises
+    ------
+    ConfigError
+        For a table of another process, and for steps that went while they were read.
+    """
+    found = episodes_of(table)
+    schema = table.schema
+    if schema is None:
+        return
+    steps_alone = None if table.view is None else Transitions()
+    for places in np.split(found.order, found.starts[1:]) if len(found.starts) else ():
+        batch = table.get(found.ids[places], view=steps_alone)
+        if gone := len(places) - len(batch["index"]):
+            raise ConfigError(
+                f"{gone} steps were overwritten while the table was "
+                "read: let no writer add meanwhile, or save() it and read the checkpoint"
+            )
+        yield _episode(schema, batch, int(found.flags[places[-1]]))
+
+
+def _episode(schema: Schema, batch: dict[str, Any], flags: int) -> Episode:
+    """Return an episode from its rows: without stacks, which a table makes."""
+    root = schema.structure
+    assert root is not None
+    newest = [(slice(None), -1) if field.stack > 1 else slice(None) for field in schema.fields]
+    leaves = schema.leaves({name: batch[name] for name in root.keys})
+    steps = schema.rebuild([leaf[at] for leaf, at in zip(leaves, newest, strict=True)])
+    final = None
+    shown = [(f.next, at) for f, at in zip(schema.fields, newest, strict=True) if f.next]
+    if (
+        "obs" in steps
+        and len({name for name, _ in shown}) == 1
+        and (flags & r.AWAITS or not flags & r.TERMINATED)
+    ):
+        structure, after = tree.structure_of(steps["obs"]), batch[shown[0][0]]
+        if tree.structure_of(after) == structure:
+            leaves = list(tree.leaves(after, structure))
+            final = [leaf[at][-1] for leaf, (_, at) in zip(leaves, shown, strict=True)]
+            final = tree.rebuild(structure, final)
+    rest = {name: one for name, one in steps.items() if name not in ("terminated", "truncated")}
+    truncated = bool(flags & r.TRUNCATED) or not flags & r.ENDS
+    return Episode(rest, final, bool(flags & r.TERMINATED), truncated)
+
 
 MissingEnds: TypeAlias = Literal["refuse", "truncate"]
 
@@ -70,6 +197,7 @@ class Episode:
         return made
 
 
+@dataclass(eq=False)
 class EpisodeReader:
     """Turns dicts of arrays into episodes. The table checks their lengths, dtypes and shapes.
 
@@ -85,15 +213,13 @@ class EpisodeReader:
         Of the floating fields of a schema that is taken from the first episode.
     """
 
-    def __init__(
-        self,
-        schema: Schema | None,
-        missing_ends: MissingEnds = "refuse",
-        drop_last: bool = False,
-        float_dtype: np.dtype[Any] | None = None,
-    ) -> None:
-        self.schema, self._chosen = schema, schema is not None
-        self._missing_ends, self._drop_last, self._float = missing_ends, drop_last, float_dtype
+    schema: Schema | None
+    missing_ends: MissingEnds = "refuse"
+    drop_last: bool = False
+    float_dtype: np.dtype[Any] | None = None
+
+    def __post_init__(self) -> None:
+        self._chosen = self.schema is not None
 
     def episode(self, given: object, place: Place) -> Episode | None:
         """Return an episode; ``None`` if no step is left of it.
@@ -124,7 +250,7 @@ class EpisodeReader:
             values[name] = after_steps(values[name], steps)
         ends = {name: _ends(values.get(name), name, steps, place) for name in END_FIELDS}
         if not any(ends.values()):
-            if self._missing_ends == "refuse":
+            if self.missing_ends == "refuse":
                 raise place.error(
                     "truncated",
                     f"the last of {steps} steps is neither terminated nor truncated: correct the "
@@ -139,21 +265,17 @@ class EpisodeReader:
             values["next_obs"] = after
         left_out = {"terminated", "truncated", *(() if "next_obs" in fields else _AFTER)}
         columns = {name: value for name, value in values.items() if name not in left_out}
-        if "done" in columns:
-            wanted = [] if self.schema is None else self.schema.fields
-            like = next((one.shape for one in wanted if one.name == "done"), ())
-            columns["done"] = (at_last(steps) & ends["done"]).reshape(steps, *like)
         for name, leaf in _leaves("reward", columns.get("reward", ())):
             for at in np.argwhere(~np.isfinite(leaf))[:1, :1].flat:
                 remedy = "correct it, or leave the episode out"
                 raise place.error(name, f"step {at} has {leaf[at]}: {remedy}")
         if self.schema is None:
             try:
-                self.schema = _schema_of(columns, self._float)
+                self.schema = _schema_of(columns, self.float_dtype)
             except SchemaError as error:
                 raise place.misfit(error) from None
         if after is None and follows and not terminated:
-            if not self._drop_last:
+            if not self.drop_last:
                 raise place.error(
                     "obs",
                     "the observation after the last step of a truncated episode is missing: give "
@@ -198,34 +320,29 @@ def _arrays(value: Any, name: str, place: Place) -> Any:
         return {key: _arrays(one, f"{name}.{key}", place) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(_arrays(one, f"{name}.{i}", place) for i, one in enumerate(value))
-    if isinstance(value, list | int | float):
-        try:
-            value = np.asarray(value)
-        except ValueError as error:  # of unequal length
-            raise place.error(name, f"it is no array: {error}") from None
-    elif isinstance(value, np.ndarray) and not value.dtype.isnative:
-        value = value.astype(value.dtype.newbyteorder("="))
-    if (array := tensors.as_array(value)) is None:
-        text = tensors.unheld(value) or f"a {type(value).__name__}: give an array [steps, ...]"
+    if (text := tensors.unheld(value)) is not None:
         raise place.error(name, f"it is {text}")
+    try:
+        array = tensors.to_array(value)
+    except ValueError as error:  # of unequal length
+        raise place.error(name, f"it is no array: {error}") from None
     if array.dtype.kind not in "biufc":
         raise place.error(
             name,
             f"it has dtype {array.dtype}, which a table cannot hold: convert it to bool, an "
             "integer, float or complex dtype, or leave it out: a schema= names what is imported",
         )
-    return array
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _steps_of(values: Mapping[str, Any], place: Place) -> int:
     """Return the number of steps: that of any field but the observations and ends."""
     others = [name for name in values if name not in ("obs", *_AFTER, *END_FIELDS)]
-    for name in ("reward", "action", *others, "done", "obs"):
-        for _, leaf in _leaves(name, values.get(name, ())):
-            if leaf.ndim and len(leaf):
-                return len(leaf)
-            raise place.error(name, "it has no steps: give an array [steps, ...]")
-    raise place.error(None, "it has no fields: give arrays [steps, ...]")
+    names = [name for name in ("reward", "action", *others, "done", "obs") if name in values]
+    leaf = next((leaf for name in names for _, leaf in _leaves(name, values[name])), None)
+    if leaf is None or not leaf.ndim or not len(leaf):
+        raise place.error(next(iter(names), None), "it has no steps: give an array [steps, ...]")
+    return len(leaf)
 
 
 def _ends(value: Any, name: str, steps: int, place: Place) -> bool:

@@ -34,9 +34,9 @@ from async_loader.offline.lerobot_files import (
     read_tasks,
 )
 from async_loader.public_names import set_public_names
-from async_loader.schema import Field, Schema, samples_of
+from async_loader.schema import Field, Schema
 from async_loader.source import Applied, Rows, Seed, Window
-from async_loader.sources.columns import SharedArrays
+from async_loader.sources.columns import SchemaReader, SharedArrays
 from async_loader.tree import Node
 from async_loader.validation import path_of
 
@@ -179,7 +179,7 @@ class LeRobotSource:
 
 
 @dataclass(eq=False)
-class LeRobotReader:
+class LeRobotReader(SchemaReader):
     """Reads frames by their index in the dataset: numbers from memory, images from videos.
 
     One thread at a time.
@@ -239,12 +239,6 @@ class LeRobotReader:
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return opened
-
-    def fetch(self, index: Ids, seed: Seed) -> Sequence[Any]:
-        """Return frames as samples."""
-        arrays = [np.empty((len(index), *f.shape), f.dtype) for f in self.schema.fields]
-        self.read(index, Window(arrays), seed)
-        return samples_of(self.schema, arrays)
 
     def close(self) -> None:
         """Close the video files that are open in this process."""

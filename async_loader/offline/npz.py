@@ -13,8 +13,8 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline.bad_data import Place
+from async_loader.offline.episode import read_episodes
 from async_loader.offline.fill import Import, put
-from async_loader.offline.table_episodes import read_episodes
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of

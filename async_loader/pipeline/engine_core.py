@@ -27,12 +27,12 @@ from collections.abc import Collection
 from typing import Protocol
 
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
+from async_loader.process_hooks import SignalsDeferred
 
 log = logging.getLogger("async_loader")
 

@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import Deadline, Patience
@@ -219,12 +219,12 @@ class BatchIterator(Iterator[Any]):
     def _do_here(self, tasks: InlineTasks) -> Any:
         """Draw a task and do it."""
         supply = self._supply
+        self._iteration.core.check()
         try:
-            self._iteration.core.check()
             task = supply.supplier.draw(NO_WAIT)
-        except Exception:
+        except Exception as error:
             self.close()
-            raise
+            _raise(error)
         if task is END:
             self._exhaust()
         seq = supply.seq
@@ -234,10 +234,7 @@ class BatchIterator(Iterator[Any]):
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
-            named = guarded(error)
-            if named is error:
-                raise
-            raise named from error
+            _raise(error)
         if batch is END:
             self._exhaust()
         return batch
@@ -331,3 +328,8 @@ class BatchIterator(Iterator[Any]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _raise(error: BaseException) -> NoReturn:
+    """Raise the error of a task, which must not be taken for the loader's own."""
+    raise guarded(error)

@@ -9,7 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from async_loader.errors import Broken, Closed, Timeout, WouldDeadlock
-from async_loader.lifecycle import AutoResetEvent, Deadline, EndFlag, Patience
+from async_loader.lifecycle import (
+    AutoResetEvent,
+    Deadline,
+    EndFlag,
+    Patience,
+    WaitClosed,
+    WaitTimeout,
+)
 from async_loader.pipeline.batch import Failure, Outcome, StreamEnd
 from async_loader.pipeline.tasks import (
     InlineTasks,
@@ -227,8 +234,8 @@ class Supply:
 
 def _is_of_the_call(error: BaseException, patience: Patience, here: bool) -> bool:
     """Whether it ends the call; otherwise it is data for the consumer, raised in its turn."""
-    if isinstance(error, Closed | Timeout):
-        return patience.deadline.expired or (patience.end is not None and patience.end.is_set())
+    if isinstance(error, WaitClosed | WaitTimeout):
+        return True
     if isinstance(error, WouldDeadlock):
         return here and patience is not NO_WAIT
     return here and isinstance(error, KeyboardInterrupt | GeneratorExit)

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, Closed
-from async_loader.lifecycle import Patience
+from async_loader.lifecycle import Patience, WaitClosed
 from async_loader.names import describe
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import arena
@@ -54,7 +54,7 @@ class InlineTasks:
         """The batch of a task, or END of the stream. Raises what the work raises."""
         state, spec = self._state(), self._spec
         if state is None:
-            raise Closed("the loader was dropped")
+            raise WaitClosed("the loader was dropped")
         if arena.current() is None:
             return state.do(spec.number, spec.first + seq, task, stream=spec.stream)
         # in a worker of another loader: its slot is not for batches that its dataset may keep

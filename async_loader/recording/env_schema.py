@@ -163,13 +163,11 @@ class StepFields:
                 f"the table has a field {missing[0]!r}, which no environment gives: call "
                 f"record({missing[0]}=...) before each step"
             )
-        name = unknown[0]
-        text = f"the table has no such field, give fields={{{name!r}: dtype}} where it is made"
-        if name in self.names:
-            text = "the recorder writes this field itself"
-        elif missing:
-            text = f"the table has no such field, and waits for {', '.join(missing)}"
-        raise SchemaError(f"record({name}=...): {text}")
+        waits = f", and waits for {', '.join(missing)}" if missing else ""
+        raise SchemaError(
+            f"record({unknown[0]}=...): the table has no such field for record(){waits}: give "
+            "fields= where it is made"
+        )
 
 
 def _top(field: Field) -> str:

@@ -29,6 +29,7 @@ def _copied(leaf: Any) -> Any:
     return leaf if array is None else np.array(array)
 
 
+@dataclass(eq=False)
 class EpisodeStream:
     """The steps of one environment, or of one agent.
 
@@ -44,17 +45,12 @@ class EpisodeStream:
         How long each call waits for room.
     """
 
-    def __init__(
-        self,
-        writer: Writer,
-        fields: StepFields,
-        stream: Hashable | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self._writer, self._fields = writer, fields
-        self._stream, self._timeout_s = stream, timeout_s
-        self._obs: Any = None
-        self._open = False
+    writer: Writer
+    fields: StepFields
+    stream: Hashable | None = None
+    timeout_s: float | None = None
+    _obs: Any = None
+    _open: bool = False
 
     @property
     def begun(self) -> bool:
@@ -75,19 +71,19 @@ class EpisodeStream:
         extra: Mapping[str, Any],
     ) -> None:
         """Add the step from the last observation to ``after``."""
-        fields, ends = self._fields, bool(terminated) or bool(truncated)
+        fields, ends = self.fields, bool(terminated) or bool(truncated)
         obs, self._obs = self._obs, None
         step = {"obs": obs, "action": action, "reward": reward, **extra}
         if fields.stores_next:
             step[NEXT] = after
         try:
-            self._writer.append(
+            self.writer.append(
                 step,
                 terminated=bool(terminated),
                 truncated=bool(truncated),
                 final_obs=after if ends and fields.linked else None,
-                stream=self._stream,
-                timeout_s=self._timeout_s,
+                stream=self.stream,
+                timeout_s=self.timeout_s,
             )
         except Timeout:
             self._obs = obs
@@ -97,11 +93,11 @@ class EpisodeStream:
     def cut(self) -> None:
         """End the episode that is under way as truncated, with its last observation."""
         if self._open:
-            self._writer.end_episode(
+            self.writer.end_episode(
                 truncated=True,
-                final_obs=self._obs if self._fields.linked else None,
-                stream=self._stream,
-                timeout_s=self._timeout_s,
+                final_obs=self._obs if self.fields.linked else None,
+                stream=self.stream,
+                timeout_s=self.timeout_s,
             )
         self._obs, self._open = None, False
 

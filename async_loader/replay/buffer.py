@@ -19,16 +19,19 @@ from async_loader.names import (
 from async_loader.replay import checkpoint
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.episode_ends import how_ended
-from async_loader.replay.queues import capacity_of, check_limiter, check_stack
-from async_loader.replay.rate_limiter import Queue, RateLimiter
+from async_loader.replay.rate_limiter import (
+    Queue,
+    RateLimiter,
+    capacity_of,
+    check_limiter,
+    check_stack,
+)
 from async_loader.replay.samplers import Fifo, Lifo, Sampler, Uniform
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.replay.table.by_id import ById, TableParts
-from async_loader.replay.table.insert import Inserter
-from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table.table_state import TableState
@@ -50,8 +53,8 @@ class ReplayBuffer(TableMethods):
 
     Threads: any, of the process that made it, may add and sample, and the workers of a loader read
     its memory directly, without a lock. Other processes write to a feeder: see
-    `async_loader.connect`. A forked child may sample what its parent had at that moment, and cannot
-    add.
+    `async_loader.connect`. In a forked child adding and sampling raise
+    Unsupported.
 
     Parameters
     ----------
@@ -144,8 +147,8 @@ class ReplayBuffer(TableMethods):
             folder_of(disk),
         )
         self._view = self._table_state.view
-        self._in, self._out = Inserter(self._table_state), TableSampler(self._table_state)
-        self._by_id = ById(self._table_state, self._in, self._out)
+        self._parts = parts = TableParts(self._table_state)
+        self._in, self._out = parts.inserter, parts.table_sampler
         self._saver = checkpoint.Saver(self._table_state)
         if schema is not None:
             self._table_state.start(Schema.of(schema))
@@ -317,7 +320,7 @@ class ReplayBuffer(TableMethods):
                 nbytes=self.nbytes,
                 streams=streams,
                 waiting=tuple(table_state.waiters.now()),
-                stale=table_state.stale(),
+                stale=sum(table_state.left_out_by.values()),
                 compressed_nbytes=compressed_nbytes,
                 compression=compression,
                 full=full,
@@ -561,7 +564,7 @@ class ReplayBuffer(TableMethods):
             self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
-            return ReplaySource(self._table_state, self._out, self._by_id, view, chosen, min_size)
+            return ReplaySource(self._parts, view, chosen, min_size)
         except BaseException:
             if chosen.own is not None:
                 self._table_state.let_go_of(chosen.own)
@@ -592,7 +595,7 @@ class ReplayBuffer(TableMethods):
         OutOfMemory
             As in `sample`.
         """
-        return self._by_id.get(index, view)
+        return self._parts.get(index, view)
 
     def _apply(
         self,
@@ -603,7 +606,7 @@ class ReplayBuffer(TableMethods):
     ) -> Applied:
         if timeout_s is not None and not isinstance(timeout_s, Deadline):
             seconds("timeout_s", timeout_s)
-        made: Applied = getattr(self._by_id, change)(index, **values)
+        made: Applied = getattr(self._parts, change)(index, **values)
         return made
 
     def clear(self, *, timeout_s: float | None = None) -> None:
@@ -613,7 +616,7 @@ class ReplayBuffer(TableMethods):
 
         Writers may continue, with new episodes.
         """
-        self._by_id.clear(timeout_s)
+        self._parts.clear(timeout_s)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -775,7 +778,7 @@ def parts_of(buffer: ReplayBuffer) -> TableParts:
 
     They are shared with the buffer, and are used by the rules in their docstrings.
     """
-    return TableParts(buffer._table_state, buffer._in, buffer._out)
+    return buffer._parts
 
 
 def saver_of(buffer: ReplayBuffer) -> checkpoint.Saver:

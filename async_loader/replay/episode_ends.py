@@ -1,16 +1,17 @@
-"""How a step says that its episode ends: by fields, by flags, or by a call after it. And names that
-other libraries give to such fields, which would be plain ones here.
+"""How a step says that its episode ends: by fields, by flags, by the infos of a vector of
+environments and how these reset, or by a call after it. And names that other libraries give to such
+fields, which would be plain ones here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from async_loader import tensors
+from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.arguments import count_of
 from async_loader.replay.array_types import Bools, Ids
@@ -31,6 +32,11 @@ _IF_BOOL = {
 """Words that may mean something else, such as a duration."""
 _BESIDE = {"i", "wa", "ha", "of", "the", "episode", "ep", "step", "flag", "by", "at"}
 """Without an "s" at the end, as of "is" and "flags"."""
+_AUTORESETS = ("nextstep", "samestep", "disabled")
+Info: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]] | None
+"""One dict for all environments, or a list with one for each."""
+_FINALS = ("final_obs", "final_observation", "terminal_observation")
+"""Names of last observations in ``info``: of Gymnasium, and of Stable-Baselines3's dicts."""
 
 
 def how_ended(terminated: bool, truncated: bool) -> int:
@@ -209,3 +215,80 @@ def check_end_names(schema: Schema, view: View | None) -> None:
             f"field {name!r} ends no episode, and {how} shows steps with those beside them: name "
             f"it {meant!r}{' (or done)' * (meant == 'terminated')}, or add that field beside it"
         )
+
+
+def with_time_limits(over: Bools, cut: Bools, info: Info) -> tuple[Bools, Bools]:
+    """Return which environments terminated and which were truncated, also where both are said by
+    one flag and the dict of an environment, as Stable-Baselines3 does.
+    """
+    if not isinstance(info, list):
+        return over, cut
+    limits = np.array([bool(one.get("TimeLimit.truncated", False)) for one in info])
+    limits &= over
+    return (over & ~limits, cut | limits) if limits.any() else (over, cut)
+
+
+def final_of(info: Info, row: int, structure: tree.Structure) -> Any:
+    """Return the last observation of one environment's episode, ``None`` if ``info`` lacks it.
+
+    Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a
+    batch, or a dict for each environment. A mask beside it, ``_final_obs``, says to which
+    environments it applies.
+    """
+    if info is None:
+        return None
+    if isinstance(info, list):
+        return next((info[row][name] for name in _FINALS if name in info[row]), None)
+    for name in _FINALS:
+        finals = info.get(name)
+        if finals is None:
+            continue
+        mask = info.get(f"_{name}")
+        if mask is not None and not mask[row]:
+            return None
+        return _row_of(finals, row, structure)
+    return None
+
+
+def _row_of(finals: Any, row: int, structure: tree.Structure) -> Any:
+    if not isinstance(finals, Mapping):
+        return finals[row]
+    if isinstance(structure, tree.Node):
+        return {
+            key: _row_of(finals[key], row, child)
+            for key, child in zip(structure.keys, structure.children, strict=True)
+        }
+    return finals
+
+
+def mode_of(envs: object, autoreset: object) -> str:
+    """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
+    metadata = getattr(envs, "metadata", None)
+    own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
+    if own is None and autoreset is None:
+        who = (
+            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode'])"
+            if hasattr(envs, "num_envs")
+            else f"vector_writer({envs!r}): a number does not say how the environments reset"
+        )
+        raise ConfigError(
+            f"{who}: give autoreset='next_step', 'same_step' or 'disabled'"
+            f"{'' if hasattr(envs, 'num_envs') else ', or the environments in place of the number'}"
+        )
+    said = own if autoreset is None else autoreset
+    if own is not None and _mode(own) != _mode(said):
+        raise ConfigError(
+            f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"
+        )
+    return _mode(said)
+
+
+def _mode(autoreset: object) -> str:
+    """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
+    said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
+    if said not in _AUTORESETS:
+        raise ConfigError(
+            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as "
+            "envs.metadata['autoreset_mode'] says"
+        )
+    return said

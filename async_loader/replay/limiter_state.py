@@ -71,15 +71,6 @@ class LimiterState:
             and self.inserted * self._spi - self.sampled - n >= self._low
         )
 
-    def insert(self, n: int) -> None:
-        self.inserted += n
-
-    def sample(self, n: int) -> None:
-        self.sampled += n
-
-    def delete(self, n: int) -> None:
-        self.deleted += n
-
     def insertable(self) -> int:
         """Return the most rows that may be inserted at once now; `UNLIMITED` without a limit."""
         by_ratio = whole((self._high + self.sampled) / self._spi - self.inserted)

@@ -10,7 +10,7 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay import hindsight_parts as h
+from async_loader.replay import hindsight_goals as h
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.field_table import (
     AFTER,
@@ -19,14 +19,14 @@ from async_loader.replay.base.field_table import (
     IS_FIRST,
     LAST,
     MASK,
+    NO_PLAN,
+    NUMBERS,
     RELABELLED,
     RETURN,
     STEP,
     STEP_INDEX,
     STEPS,
 )
-from async_loader.replay.base.read_table import NO_PLAN, read_table
-from async_loader.replay.goal_fields import GoalFields
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, tops_of
@@ -98,11 +98,11 @@ class ReadPlan:
         Whether there is a ``weight``.
     sequence : Sequences | None
         The view, if an item is a sequence of steps.
-    goals : GoalFields | None
+    goals : h.GoalFields | None
         What a view of hindsight goals reads.
     hidden : tuple of Output
         What is read for the functions of that view, and not delivered. See NOTE [parts] in
-        hindsight_parts.py.
+        hindsight_goals.py.
     """
 
     schema: Schema
@@ -113,25 +113,28 @@ class ReadPlan:
     depth: int
     weighted: bool
     sequence: Sequences | None = None
-    goals: GoalFields | None = None
+    goals: h.GoalFields | None = None
     hidden: tuple[Output, ...] = ()
 
     def table(self) -> Ids:
-        """Return what kernels know of it, see read_table.py; empty for items of one row."""
+        """Return what kernels know of it, see field_table.py; empty for items of one row."""
         view = self.sequence
         if view is None and self.gamma is None and self.depth == 1 and not self.successor:
             return NO_PLAN
-        return read_table(
-            before=self.depth,
-            span=self.span,
-            dilation=1 if view is None else view.dilation,
-            least=1 if view is None else view.least,
-            followed=self.successor,
-            whole=view is not None and bool(view.whole),
-            across=view is not None and view.crosses,
-            following=self.goals is not None and self.goals.following,
-            gamma=self.gamma,
-        )
+        places, numbers = self.depth + 2 * self.span + 1, self.span + 1
+        dilation, least = (1, 1) if view is None else (view.dilation, view.least)
+        whole, across = view is not None and bool(view.whole), view is not None and view.crosses
+        following = self.goals is not None and self.goals.following
+        made = np.zeros(NUMBERS + numbers + 5 * places, np.int64)
+        made[:NUMBERS] = (
+            self.depth, self.span, dilation, least, self.successor, whole, across, following, places
+        )  # fmt: skip
+        if self.gamma is not None:
+            discounts = made[NUMBERS : NUMBERS + numbers].view(np.float64)
+            discounts[:] = self.gamma ** np.arange(numbers)
+        steps, axis = (self.span - 1) // dilation + 1, len(made) - places
+        made[axis : axis + steps] = self.depth - 1 + dilation * np.arange(steps)
+        return made
 
     @property
     def span(self) -> int:
@@ -177,14 +180,14 @@ class ReadPlan:
         goals, parts = None, []
         if sequence is not None:
             if sequence.ragged:
-                _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see ragged.py
+                _with(delivered, "offsets", np.dtype(np.int64))  # is added later, see views.py
             for name, dtype, kind in _OF_SEQUENCES:
                 computed.append(_computed(name, dtype, kind).over(sequence.steps, kind))
         elif view is not None:
             reward = _reward(view, outputs)
             if isinstance(view, Hindsight):
                 _check_plain(stored)
-                goals = GoalFields.of(view, stored, [(o.name, o.source) for o in outputs], reward)
+                goals = h.GoalFields.of(view, stored, [(o.name, o.source) for o in outputs], reward)
                 parts = _parts(view, goals, stored, outputs)
                 if isinstance(view, h.HindsightParts):
                     computed, parts = parts, []
@@ -314,9 +317,9 @@ def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
 
 
 def _parts(
-    view: Hindsight, goals: GoalFields, stored: Schema, outputs: Sequence[Output]
+    view: Hindsight, goals: h.GoalFields, stored: Schema, outputs: Sequence[Output]
 ) -> list[Output]:
-    """Return what the functions of a view need: see NOTE [parts] in hindsight_parts.py."""
+    """Return what the functions of a view need: see NOTE [parts] in hindsight_goals.py."""
     n = view.n_steps
 
     def part(name: str, source: int, shown: int) -> Output:

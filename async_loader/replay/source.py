@@ -15,17 +15,15 @@ from async_loader.names import stacklevel
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.limiter_state import LimiterState
-from async_loader.replay.ragged import Ragged
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index
-from async_loader.replay.table.by_id import ById
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sample import TableSampler, assembled
-from async_loader.replay.table.source_sampler import SourceSampler, drawing_sampler
-from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Sequences, View
+from async_loader.replay.table.sample import assembled, drawing_sampler
+from async_loader.replay.table.source_sampler import SourceSampler
+from async_loader.replay.views import Ragged, Sequences, View
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
 from async_loader.validation import whole
@@ -40,7 +38,7 @@ class ReplaySource:
 
     Parameters
     ----------
-    table_state, table_sampler, by_id : TableState, TableSampler, ById
+    parts : TableParts
     view : View | None
     chosen : SourceSampler
         Detached by `close` if it is the source's own.
@@ -55,14 +53,12 @@ class ReplaySource:
 
     def __init__(
         self,
-        table_state: TableState,
-        table_sampler: TableSampler,
-        by_id: ById,
+        parts: TableParts,
         view: View | None,
         chosen: SourceSampler,
         min_size: int,
     ) -> None:
-        sampler = chosen.sampler
+        table_state, sampler = parts.state, chosen.sampler
         most = table_state.capacity
         min_size = positive("min_size", min_size)
         if most is not None and min_size > most:
@@ -70,7 +66,7 @@ class ReplaySource:
                 f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's "
                 "capacity"
             )
-        self._table_state, self._out, self._by_id = table_state, table_sampler, by_id
+        self._parts, self._table_state, self._out = parts, table_state, parts.table_sampler
         self._view, self._sampler, self._goal_seeds = view, sampler, chosen.goal_seeds()
         self._goal_numbers: RandomNumbers | None = None
         self._own_reader: ReplayReader | None = None
@@ -80,9 +76,9 @@ class ReplaySource:
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if table_state.ready:
-            table_sampler.read_plan(view, sampler)
+            self._out.read_plan(view, sampler)
             with table_state.lock:
-                table_sampler.check_size(min_size)
+                self._out.check_size(min_size)
         if chosen.own is not None:
             self._own = weakref.finalize(self, table_state.let_go_of, chosen.own)
             self._own.atexit = False
@@ -259,11 +255,11 @@ class ReplaySource:
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._by_id.update_priorities(index, priority, self._view)
+        return self._parts.update_priorities(index, priority, self._view)
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
-        return self._by_id.update(index, **fields)
+        return self._parts.update(index, **fields)
 
     def waiting_for(self) -> str | None:
         """Say in numbers what `plan` waits for; ``None`` if it need not wait."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -14,62 +14,16 @@ from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupp
 from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
+from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
-Info: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]] | None
-"""One dict for all environments, or a list with one for each."""
-
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
-_AUTORESETS = ("nextstep", "samestep", "disabled")
-_FINALS = ("final_obs", "final_observation", "terminal_observation")
-"""Names of last observations in ``info``: of Gymnasium, and of Stable-Baselines3's dicts."""
 _MOST = 1 << 20
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
-
-
-class _Writer(Protocol):
-    """What a VectorWriter writes with: a `async_loader.table.Writer` that can also add rows all or
-    none.
-    """
-
-    @property
-    def schema(self) -> Schema | None:
-        """What a step is; asked before every call. ``None``: the rows of the next call say it."""
-
-    @property
-    def steps(self) -> int:
-        """Steps that were added."""
-
-    def _extend_together(
-        self,
-        batch: Mapping[str, Any],
-        streams: Sequence[Hashable],
-        *,
-        terminated: object,
-        truncated: object,
-        final_obs: object,
-        priority: object,
-        timeout_s: float | None,
-    ) -> Ids | None:
-        """Add all rows or none: an array ``[rows, ...]`` for each field, each row to a stream of
-        its own.
-
-        ``terminated`` and ``truncated`` are bool arrays ``[rows]``, stored too if the schema has
-        such fields.
-        """
-
-    def _end_episodes(self, streams: Sequence[Hashable]) -> None:
-        """End the open episodes of these streams, as `end_episode` without arguments does."""
-
-    def end_episode(self, *, final_obs: object = None, stream: Hashable | None = None) -> None: ...
-
-    def flush(self, timeout_s: float | None = None) -> None: ...
-
-    def close(self, timeout_s: float | None = None) -> None: ...
 
 
 @explain_wrong_attributes
@@ -84,7 +38,8 @@ class VectorWriter:
     Parameters
     ----------
     writer : Writer
-        Of a table, which this one closes.
+        Of a table, which this one closes. It can add rows all or none, by ``_extend_together``, and
+        end the episodes of several streams, by ``_end_episodes``.
     envs : int | VectorEnv
     autoreset : str | gymnasium.vector.AutoresetMode | None
     streams : sequence of hashable | None
@@ -97,7 +52,7 @@ class VectorWriter:
 
     def __init__(
         self,
-        writer: _Writer,
+        writer: Any,
         envs: int | VectorEnv,
         autoreset: AutoReset | None,
         streams: Sequence[Hashable] | None,
@@ -106,7 +61,7 @@ class VectorWriter:
         self._count = count = positive("envs", getattr(envs, "num_envs", envs))
         if count > _MOST:
             raise ConfigError(f"envs={count:,}: a vector has {_MOST:,} environments at most")
-        self._mode = _mode_of(envs, autoreset)
+        self._mode = mode_of(envs, autoreset)
         self.streams = (
             [fresh_stream() for _ in range(count)]
             if streams is None
@@ -128,12 +83,14 @@ class VectorWriter:
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the table's first one if no schema was given."""
-        return self._writer.schema
+        schema: Schema | None = self._writer.schema
+        return schema
 
     @property
     def steps(self) -> int:
         """Steps that this writer has added, of all environments."""
-        return self._writer.steps
+        steps: int = self._writer.steps
+        return steps
 
     @explain_wrong_names
     def append(
@@ -195,7 +152,7 @@ class VectorWriter:
         known: Info = None
         if info is not None:
             known = self._checked_info(info)
-            over, cut = _with_time_limits(over, cut, known)
+            over, cut = with_time_limits(over, cut, known)
         none = self._none
         goes_on = over.tobytes() == none and cut.tobytes() == none  # a third of what `any()` takes
         schema = self._writer.schema
@@ -226,7 +183,7 @@ class VectorWriter:
             fields, over, cut = _pick(fields, keep), over[keep], cut[keep]
             given = None if given is None else given[keep]
             streams = [name for name, kept in zip(self.streams, keep, strict=True) if kept]
-        ids = self._writer._extend_together(
+        ids: Ids | None = self._writer._extend_together(
             fields,
             streams,
             terminated=over,
@@ -257,9 +214,7 @@ class VectorWriter:
 
     def _end_episodes(self, rows: list[int], final_obs: object) -> None:
         """End the open episodes of these environments."""
-        schema = self._writer.schema
-        linked = schema is not None and any(field.next is not None for field in schema.fields)
-        if final_obs is None or not linked:
+        if final_obs is None or not _About(self._writer.schema).linked:
             self._writer._end_episodes([self.streams[row] for row in rows])
             return
         for row in rows:
@@ -322,7 +277,7 @@ class VectorWriter:
         if self._mode == "samestep" or not ends.any():
             return
         shown = [
-            row for row in np.flatnonzero(ends).tolist() if _final_of(info, row, None) is not None
+            row for row in np.flatnonzero(ends).tolist() if final_of(info, row, None) is not None
         ]
         if shown:
             raise SchemaError(
@@ -357,7 +312,7 @@ class VectorWriter:
         structure = tree.structure_of(after)
         about = self._about
         for row in np.flatnonzero(ends).tolist():
-            final = _final_of(info, row, structure)
+            final = final_of(info, row, structure)
             if final is None:
                 if not about.shows_next:
                     continue
@@ -402,90 +357,13 @@ class _About:
         followed = [] if schema is None else [one for one in schema.fields if one.next is not None]
         # The field that next_obs follows.
         self.observed = followed[0].name.split(".")[0] if followed else "obs"
-        self.shows_next = schema is None or self.stores_next or bool(followed)
-        self.linked = schema is not None and any(field.next is not None for field in schema.fields)
+        self.linked = bool(followed)
+        self.shows_next = schema is None or self.stores_next or self.linked
         if self.linked and not all(name in known for name in _ENDS):
             raise SchemaError(
                 "a schema with a next=... that a vector of environments writes has the fields "
                 "terminated and truncated"
             )
-
-
-def _mode_of(envs: object, autoreset: object) -> str:
-    """Return how the environments reset: by ``autoreset`` or, without it, by their metadata."""
-    metadata = getattr(envs, "metadata", None)
-    own = metadata.get("autoreset_mode") if isinstance(metadata, Mapping) else None
-    if own is None and autoreset is None:
-        who = (
-            f"{type(envs).__name__} does not say how it resets (metadata['autoreset_mode'])"
-            if hasattr(envs, "num_envs")
-            else f"vector_writer({envs!r}): a number does not say how the environments reset"
-        )
-        raise ConfigError(
-            f"{who}: give autoreset='next_step', 'same_step' or 'disabled'"
-            f"{'' if hasattr(envs, 'num_envs') else ', or the environments in place of the number'}"
-        )
-    said = own if autoreset is None else autoreset
-    if own is not None and _mode(own) != _mode(said):
-        raise ConfigError(
-            f"autoreset={autoreset!r}, and these environments say {own!r}: leave autoreset out"
-        )
-    return _mode(said)
-
-
-def _mode(autoreset: object) -> str:
-    """Return the name of Gymnasium's AutoresetMode, without case and underscores."""
-    said = str(getattr(autoreset, "value", autoreset)).lower().replace("_", "").replace("-", "")
-    if said not in _AUTORESETS:
-        raise ConfigError(
-            f"autoreset={autoreset!r}: 'next_step', 'same_step' or 'disabled', as "
-            "envs.metadata['autoreset_mode'] says"
-        )
-    return said
-
-
-def _with_time_limits(over: Bools, cut: Bools, info: Info) -> tuple[Bools, Bools]:
-    """Return which environments terminated and which were truncated, also where both are said by
-    one flag and the dict of an environment, as Stable-Baselines3 does.
-    """
-    if not isinstance(info, list):
-        return over, cut
-    limits = np.array([bool(one.get("TimeLimit.truncated", False)) for one in info])
-    limits &= over
-    return (over & ~limits, cut | limits) if limits.any() else (over, cut)
-
-
-def _final_of(info: Info, row: int, structure: tree.Structure) -> Any:
-    """Return the last observation of one environment's episode, ``None`` if ``info`` lacks it.
-
-    Gymnasium gives an array of objects; other vectors a list, or the arrays ``[envs, ...]`` of a
-    batch, or a dict for each environment. A mask beside it, ``_final_obs``, says to which
-    environments it applies.
-    """
-    if info is None:
-        return None
-    if isinstance(info, list):
-        return next((info[row][name] for name in _FINALS if name in info[row]), None)
-    for name in _FINALS:
-        finals = info.get(name)
-        if finals is None:
-            continue
-        mask = info.get(f"_{name}")
-        if mask is not None and not mask[row]:
-            return None
-        return _row_of(finals, row, structure)
-    return None
-
-
-def _row_of(finals: Any, row: int, structure: tree.Structure) -> Any:
-    if not isinstance(finals, Mapping):
-        return finals[row]
-    if isinstance(structure, tree.Node):
-        return {
-            key: _row_of(finals[key], row, child)
-            for key, child in zip(structure.keys, structure.children, strict=True)
-        }
-    return finals
 
 
 def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:

@@ -149,14 +149,23 @@ class LocalWriter:
             raise misplaced_fields(f"{type(self).__name__}.extend", misplaced, "batch")
         if self._closed:
             raise self._closed_error()
-        values = dict(one_of(batch, fields, "batch"))
+        values = one_of(batch, fields, "batch")
         names: Any = self.stream
         if stream is not None:
             known = self._table_state.table.streams if self._table_state.ready else ()
             names = stream_names(stream, count_of(values), known)
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
-        return self._extend(values, names, terminated, truncated, final_obs, priority, timeout_s)
+        return self._extend_together(
+            values,
+            names,
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=final_obs,
+            priority=priority,
+            timeout_s=timeout_s,
+            whole=False,
+        )
 
     @explain_wrong_names
     def end_episode(
@@ -182,39 +191,25 @@ class LocalWriter:
     def _extend_together(
         self,
         batch: Mapping[str, Any],
-        streams: Sequence[Hashable],
+        streams: object,
         *,
         terminated: object,
         truncated: object,
         final_obs: object,
         priority: object,
         timeout_s: float | None,
+        whole: bool = True,
     ) -> Ids:
         """Add all rows or none, each to a stream whose end is the caller's task.
 
-        For a `VectorWriter`.
+        For a `VectorWriter`, and for `extend`.
         """
         if self._closed:
             raise self._closed_error()
         values = dict(batch)
-        return self._extend(
-            values, streams, terminated, truncated, final_obs, priority, timeout_s, whole=True
-        )
-
-    def _extend(
-        self,
-        values: dict[str, Any],
-        names: object,
-        terminated: object,
-        truncated: object,
-        final_obs: object,
-        priority: object,
-        timeout_s: float | None,
-        whole: bool = False,
-    ) -> Ids:
         flags = self._known_ends().into_columns(values, terminated, truncated)
         try:
-            ids = self._in.extend(values, names, priority, timeout_s, final_obs, flags, whole)
+            ids = self._in.extend(values, streams, priority, timeout_s, final_obs, flags, whole)
         except (Timeout, WouldDeadlock, Closed) as error:
             self._steps += getattr(error, "steps_in", 0)
             raise

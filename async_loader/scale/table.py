@@ -26,9 +26,8 @@ from async_loader.lifecycle import Deadline, Patience, seconds_or_none
 from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import View
+from async_loader.replay.views import Ragged, View, ragged
 from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.draws import Draws
 from async_loader.scale.shards import MOST_SHARDS

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, OutOfMemory
-from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred
 from async_loader.shm import hugepages
 from async_loader.shm.limits import available_bytes, human
 

@@ -1,21 +1,93 @@
-"""A dict of equally long arrays as a source: rows drawn uniformly, with replacement,
-by a seeded generator.
+"""Plain data as a source: a dict of equally long arrays, whose rows are drawn uniformly, with
+replacement, by a seeded generator; or a callable, called with the batch size once per batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors, tree
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.lifecycle import Patience
+from async_loader.names import describe
 from async_loader.schema import RESERVED, Field, Schema, supported
 from async_loader.shm.segment import Segment
-from async_loader.source import Applied, Plan, Reader, Rows, Seed, Window
+from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window
+
+
+class CallableSource:
+    """``function(batch_size)`` gives a list of sample dicts, a list of zero-argument callables, a
+    dict of arrays, or END.
+
+    Parameters
+    ----------
+    function : callable
+        Never called concurrently with itself.
+    """
+
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self.function = function
+
+    def plan(self, batch_size: int, patience: Patience) -> Plan:
+        """Call the function and classify its result.
+
+        Raises
+        ------
+        SchemaError
+            For too few or too many entries, a mixture of jobs and samples, or any other type.
+        """
+        try:
+            data = self.function(batch_size)
+        except StopIteration:
+            raise StopIteration(f"{self.name} raised it") from None
+        if data is END:
+            end: Plan = END
+            return end
+        if isinstance(data, Mapping):
+            return Ready(data)
+        if isinstance(data, str | bytes) or not isinstance(data, Sequence):
+            raise SchemaError(f"{self.name} returned {type(data).__name__}: {EXPECTED}")
+        self.check_count(len(data), batch_size)
+        jobs = sum(map(callable, data))
+        if jobs == len(data):
+            return Jobs(data)
+        if jobs:
+            raise SchemaError(
+                f"{self.name} returned {jobs} callables and {len(data) - jobs} other entries: "
+                f"{EXPECTED}"
+            )
+        return Samples(data)
+
+    def check_count(self, count: int, batch_size: int) -> None:
+        """Raise SchemaError for too few or too many entries."""
+        if count != batch_size:
+            raise SchemaError(
+                f"{self.name} returned {count} entries, batch_size is {batch_size}: {EXPECTED}"
+            )
+
+    @property
+    def name(self) -> str:
+        return f"data_source {describe(self.function)}"
+
+    def reader(self) -> Reader | None:
+        return None
+
+    def update_priorities(self, index: Any, priority: Any) -> Applied:
+        raise Unsupported(
+            "a callable data_source has no priorities: use a ReplayBuffer with a prioritized "
+            "sampler"
+        )
+
+
+EXPECTED = (
+    "return batch_size sample dicts, batch_size zero-argument callables, one dict of "
+    "arrays, or async_loader.END"
+)
+
 
 _ALIGN = 64
 
@@ -74,7 +146,15 @@ class ColumnsSource:
         )
 
 
-class ColumnsReader:
+class SchemaReader:
+    """Reads rows of a schema that is known from the beginning: a loader makes samples of them."""
+
+    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
+        """Raise AssertionError: `read` is what a loader calls."""
+        raise AssertionError("a reader with a schema is never asked for samples")
+
+
+class ColumnsReader(SchemaReader):
     """Reads rows of the columns."""
 
     def __init__(self, schema: Schema, columns: SharedArrays) -> None:
@@ -89,9 +169,6 @@ class ColumnsReader:
             else:
                 out[...] = array[index]
         index_out[...] = index
-
-    def fetch(self, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
-        raise AssertionError("a reader with a schema is never asked for samples")
 
 
 class SharedArrays:
@@ -130,8 +207,7 @@ def _column(name: str, value: object) -> npt.NDArray[Any]:
         raise ConfigError(f"column {name!r} is {text}")
     if array is None or not supported(array.dtype) or not array.ndim:
         kind = type(value).__name__ if array is None else f"dtype {array.dtype}"
-        alone = isinstance(value, int | float | complex) if array is None else not array.ndim
-        what = "a single number" if alone else kind
+        what = "a single number" if np.ndim(cast(Any, value)) == 0 else kind
         raise ConfigError(
             f"column {name!r} is {what}: give an array of bool, integers, floats or complex "
             "numbers with one entry per step, as by numpy.asarray"

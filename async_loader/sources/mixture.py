@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -365,13 +366,13 @@ class Mixture:
         Unsupported
             Before anything is changed, if one of the sources cannot be changed.
         """
-        parts = [
-            (member.need(Updating, "rows"), ids, values)
-            for member, ids, values in self._by_source(index, **fields)
-        ]
+        parts = self._by_source(index, **fields)
+        for member, _, _ in parts:
+            if not isinstance(member.source, Updating):
+                raise Unsupported(f"rows of {member.name} cannot be changed: give a table there")
         applied = [
-            source.update(ids, **dict(zip(fields, values, strict=True)))
-            for source, ids, values in parts
+            cast(Updating, member.source).update(ids, **dict(zip(fields, values, strict=True)))
+            for member, ids, values in parts
         ]
         return in_all(applied, index)
 
@@ -384,7 +385,7 @@ class Mixture:
         Unsupported
             Before anything is removed, if one of the sources was not given as a table.
         """
-        parts = list(self._by_source(index))
+        parts = self._by_source(index)
         for member, _, _ in parts:
             if member.table is None:
                 raise Unsupported(
@@ -446,11 +447,8 @@ def _pairs(shares: Any) -> list[tuple[Any, Fraction]]:
     if not 1 <= len(pairs) <= MOST_SOURCES:
         raise ConfigError(f"{len(pairs)} sources: a mixture has 1 to {MOST_SOURCES}, {remedy}")
     for number, (_, share) in enumerate(pairs):
-        if (
-            isinstance(share, bool)
-            or not isinstance(share, int | float | Fraction | np.integer | np.floating)
-            or not (math.isfinite(share) and share > 0)
-        ):
+        real = isinstance(share, numbers.Real) and not isinstance(share, bool)
+        if not real or not (math.isfinite(share) and share > 0):
             raise ConfigError(
                 f"the share of source {number} is {share!r}: give a number above 0, and leave out "
                 "a source of which there shall be none"

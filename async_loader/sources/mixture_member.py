@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors, tree
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError
 from async_loader.schema import Field, Schema
 from async_loader.source import (
     END,
@@ -70,13 +70,13 @@ def in_all(parts: Sequence[Applied], index: Any) -> Applied:
 
 def _picked(name: str, value: Any, here: Array, axes: tuple[int, ...]) -> Any:
     array = tensors.to_array(value)
-    if len(axes) > 1 and array.shape[: len(axes)] == axes:
-        array = array.reshape(-1, *array.shape[len(axes) :])
-    if array.ndim == 0:
+    if not array.ndim:
         return array
-    if len(array) != len(here) and array.size == len(here):
+    if array.shape[: len(axes)] == axes:
+        array = array.reshape(-1, *array.shape[len(axes) :])
+    elif array.size == len(here):
         array = array.reshape(-1)
-    if len(array) != len(here):
+    else:
         raise ConfigError(f"{len(here)} rows, and {name} has {len(array)}: one for each")
     return array[here]
 
@@ -189,12 +189,6 @@ class MixtureMember:
                 f"{self.name} delivers batches of different fields: {error}"
             ) from None
         rows = len(arrays[0])
-        for array, field in zip(arrays, self.schema.fields, strict=True):
-            if array.shape != (rows, *field.shape) or array.dtype != field.dtype:
-                raise ConfigError(
-                    f"{self.name} delivers {field.name!r} as {array.dtype}{list(array.shape)} in a "
-                    f"batch of {rows} rows, and it is ({field})"
-                )
         lasting = arrays if plan.lent else [one.copy() for one in arrays]
         return Piece(rows, None, lasting, plan.lease)
 
@@ -223,12 +217,6 @@ class MixtureMember:
             self._held = 0
         if isinstance(self.source, Leasing):
             self.source.release(timeout_s)
-
-    def need(self, protocol: type, what: str) -> Any:
-        """Return the source if it is of a protocol. Raises Unsupported."""
-        if not isinstance(self.source, protocol):
-            raise Unsupported(f"{what} of {self.name} cannot be changed: give a table there")
-        return self.source
 
 
 def _array(value: object, name: str) -> Array:

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import ConfigError
-from async_loader.schema import Schema, samples_of
+from async_loader.schema import Schema
 from async_loader.source import Reader, Seed, Window
+from async_loader.sources.columns import SchemaReader
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -153,7 +154,7 @@ class MixedSchema:
             add_source(into[place], number)
 
 
-class MixtureReader:
+class MixtureReader(SchemaReader):
     """Reads the rows of several sources: each by the source's own reader.
 
     Threads: one at a time.
@@ -178,12 +179,6 @@ class MixtureReader:
         for number, rows in runs(index[:, 0]):
             fields = [array[rows] for array in into.fields]
             self._mixed.read(number, self._readers[number], index[rows], fields, seed)
-
-    def fetch(self, index: Ids, seed: Seed) -> Sequence[Any]:
-        """Return rows of several sources as samples: see `Reader.fetch`."""
-        fields = [np.empty((len(index), *one.shape), one.dtype) for one in self.schema.fields]
-        self.read(index, Window(fields), seed)
-        return samples_of(self.schema, fields)
 
 
 def runs(index: Ids) -> Iterator[tuple[int, slice]]:

@@ -47,4 +47,4 @@ def debug_state(buffer: ReplayBuffer) -> DebugState:
             parts.state.catch_up()
         finally:
             lock.release()
-    return DebugState(*parts, buffer._saver)
+    return DebugState(parts.state, parts.inserter, parts.table_sampler, buffer._saver)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from async_loader.compat.fastai import collate_error, fa_collate, fa_convert
-from async_loader.compat.fastai.collate import retain_types
+from async_loader.compat.fastai.batch_maker import retain_types
 
 Pair = namedtuple("Pair", "a b")
 

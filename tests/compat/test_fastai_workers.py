@@ -33,7 +33,7 @@ def skip(*numbers):
 
 
 def pids(loader):
-    return loader._workers._engine.pids
+    return loader._workers.pids
 
 
 def end(loader):

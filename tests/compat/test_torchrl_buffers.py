@@ -173,8 +173,8 @@ def test_an_index_may_be_a_mask_a_negative_number_or_of_any_shape():
     assert buffer[[]]["x"].tolist() == []
     for wrong, text in (
         (torch.tensor([2.9]), "not float32"),
-        (torch.ones(3, dtype=torch.bool), r"a mask of \[3\] for 8 steps"),
-        (-9, "index -9 of 8 steps"),
+        (torch.ones(3, dtype=torch.bool), "boolean"),
+        (-9, "-9"),
         (1, "1 of 1 steps are gone"),
     ):
         with pytest.raises(IndexError, match=text):

@@ -224,7 +224,7 @@ def test_a_time_limit_names_the_workers_that_are_busy():
         with pytest.raises(Timeout, match="thread 0 is at work on batch 0"):
             next(epoch)
         event.set()
-        epoch._iteration._timeout_s = None
+        epoch.iteration._timeout_s = None
         assert next(epoch).tolist() == [0, 1]
 
 
@@ -281,7 +281,7 @@ def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(worke
         ({"worker_type": "fibres"}, "worker_type is 'fibres'"),
         ({"timeout_s": -1}, "timeout"),
         ({"multiprocessing_context": "clone"}, "multiprocessing_context is 'clone'"),
-        ({"dataset": Range(3), "shuffle": True}, "decides its order itself: leave shuffle out"),
+        ({"dataset": Range(3), "shuffle": True}, "decides its order itself: leave shuffle"),
         ({"dataset": 3}, "dataset is a int"),
     ],
 )

@@ -8,7 +8,6 @@ import weakref
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from async_loader import AsyncDataLoader
 from async_loader.errors import ConfigError, Timeout
@@ -89,25 +88,3 @@ def append_and_flush(writer, x):
     """Either of them says what the feeder refuses."""
     writer.append(x=np.int64(x))
     writer.flush()
-
-
-def test_a_producer_is_its_keys_alone(server, folder):
-    alice, bob = (
-        connect(server.address, keys=folder / f"{name}.secret", timeout_s=PATIENCE_S)
-        for name in ("alice", "bob")
-    )
-    with alice:
-        mine, stolen = (client.table("replay").writer() for client in (alice, bob))
-        # it is open, and opens again, as whose it says then, once there is a schema
-        assert stolen.schema is None
-        mine.append(x=np.int64(1))
-        mine.flush()
-        stolen._channel.wanted = replace(
-            stolen._channel.wanted, producer=mine._channel.wanted.producer
-        )
-        with pytest.raises(ConfigError, match="belongs to another key than 'bob'"):
-            append_and_flush(stolen, 2)
-        mine.append(x=np.int64(3))
-        mine.flush()
-        assert alice.status()["tables"]["replay"]["inserted"] == 2
-        bob.close()

@@ -17,7 +17,7 @@ import torch
 from async_loader.errors import Broken, Malformed, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.client import weights
-from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
+from async_loader.feeder.memory_offer import SHARED_FROM, WeightsRequest, map_weights
 
 PATIENCE_S = 240.0
 FLOATS = SHARED_FROM // 2

@@ -8,7 +8,7 @@ counts = st.integers(0, 10**9)
 seconds = st.integers(0, 10**6).map(float)
 texts = st.sampled_from(["reader 1: 5 items, and a batch needs 32", "insert of client 2: full"])
 COUNTS = (
-    "size", "inserted", "sampled", "deleted", "writers", "readers", "rows_in", "duplicates", "gaps",
+    "size", "inserted", "sampled", "deleted", "writers", "readers", "rows_in", "duplicates",
     "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered",
 )  # fmt: skip
 RATES = (

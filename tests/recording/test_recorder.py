@@ -153,7 +153,7 @@ def test_values_that_only_the_actor_knows_are_recorded_with_their_step():
         outer.step(0)
     env.record(logprob=0.0)
     with pytest.raises(
-        SchemaError, match=r"record\(logprob=.*no such field, and waits for log_prob"
+        SchemaError, match=r"record\(logprob=.*no such field.*, and waits for log_prob"
     ):
         outer.step(0)
     outer.reset()

@@ -104,7 +104,7 @@ def contents(buffer: ReplayBuffer) -> dict[str, Any]:
         table = owner.table
         heads = table.storage.heads().copy()
         used = heads[:, 0] > 0
-        cells = [cell[used].copy() for cell in table.storage.cells]
+        cells = [table.storage.cell(i)[used] for i in range(len(table.storage.layout.places))]
         heads[:, 3] &= (1 << 32) - 1
         found = {
             "counters": repr(table.state()),

@@ -63,7 +63,7 @@ def insides(buffer: ReplayBuffer) -> dict[str, Any]:
         "live": live.tolist(),
         "last": table.last.tolist(),
         "streams": dict(table.streams),
-        "counts": (table.inserted, table.deleted, table.waiting),
+        "counts": (table.inserted, table.deleted),
         "rows": [
             table.storage.cell(i)[live].tolist()
             for i in range(len(table.storage.layout.schema.fields))

@@ -148,7 +148,7 @@ class Writers:
 def check_cut(buffer: ReplayBuffer) -> None:
     """No row is torn, no stream has a gap, and everything that is counted fits together."""
     table = debug_state(buffer).state.table
-    who, count, block, check, _ = table.storage.cells
+    who, count, block, check, _ = (table.storage.cell(i) for i in range(5))
     heads = table.storage.heads()
     names = heads[:, 0] - 1
     used = np.flatnonzero(names >= 0)

@@ -28,8 +28,7 @@ from async_loader import (
 )
 from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.settings import ServerSettings
-from async_loader.replay.queues import OPEN_EPISODES
-from async_loader.replay.rate_limiter import Queue
+from async_loader.replay.rate_limiter import OPEN_EPISODES, Queue
 from tests.replay.test_replay_waiters import Doing
 
 OBS = Field((), "int64", next="next_obs")

@@ -77,9 +77,20 @@ TRACES: dict[str, tuple[RateLimiter, Trace]] = {
 }
 
 
+class Limits(LimiterState):
+    def insert(self, n: int) -> None:
+        self.inserted += n
+
+    def sample(self, n: int) -> None:
+        self.sampled += n
+
+    def delete(self, n: int) -> None:
+        self.deleted += n
+
+
 @pytest.mark.parametrize(("config", "trace"), TRACES.values(), ids=TRACES)
 def test_a_trace_worked_out_by_hand(config: RateLimiter, trace: Trace) -> None:
-    limits = LimiterState(config)
+    limits = Limits(config)
     for number, (act, n, may, insertable, sampleable) in enumerate(trace):
         if act != "delete":
             assert getattr(limits, f"may_{act}")(n) is may, (number, act, n)
@@ -146,7 +157,7 @@ def test_it_says_what_reverbs_formulas_say(
     config: RateLimiter, acts: list[tuple[str, int]]
 ) -> None:
     limits, reverb = (
-        LimiterState(config),
+        Limits(config),
         Reverb(config.samples_per_insert, config.min_size_to_sample, *config.bounds),
     )
     for act, n in acts:
@@ -167,7 +178,7 @@ def test_it_says_what_reverbs_formulas_say(
 def test_what_may_be_done_at_most_may_be_done_and_no_more(
     config: RateLimiter, acts: list[tuple[str, int]]
 ) -> None:
-    limits = LimiterState(config)
+    limits = Limits(config)
     for act, n in acts:
         _check_most(limits.insertable(), limits.may_insert)
         _check_most(limits.sampleable(), limits.may_sample)
@@ -189,7 +200,7 @@ def _check_most(most: int, may) -> None:
 def test_a_batch_is_hopeless_only_if_no_number_of_inserts_makes_room_for_it(
     config: RateLimiter, acts: list[tuple[str, int]], batch: int
 ) -> None:
-    limits = LimiterState(config)
+    limits = Limits(config)
     for act, n in acts:
         if act != "delete" and getattr(limits, f"may_{act}")(n):
             getattr(limits, act)(n)
@@ -223,9 +234,7 @@ def test_a_limiter_that_would_block_is_refused(arguments: tuple, message: str) -
 
 @pytest.mark.filterwarnings("ignore:error_buffer")
 def test_below_the_minimum_inserting_is_free_even_beyond_the_upper_bound() -> None:
-    limits = LimiterState(
-        RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 8))
-    )
+    limits = Limits(RateLimiter(min_size_to_sample=10, samples_per_insert=2, error_buffer=(0, 8)))
     assert limits.insertable() == 10
     limits.insert(10)  # 20
     assert limits.insertable() == 0
@@ -237,9 +246,7 @@ def test_below_the_minimum_inserting_is_free_even_beyond_the_upper_bound() -> No
 
 def test_messages_for_sampling_say_the_numbers_and_what_to_add() -> None:
     # [1000, 3000]
-    limits = LimiterState(
-        RateLimiter(min_size_to_sample=1000, samples_per_insert=2, error_buffer=1000)
-    )
+    limits = Limits(RateLimiter(min_size_to_sample=1000, samples_per_insert=2, error_buffer=1000))
     limits.insert(37)
     assert (
         limits.why_not_sample(256)

@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
-from async_loader.replay.base.row_format import DELETED, FINAL
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.testing.debug import debug_state
 
@@ -270,7 +269,6 @@ class Both:
         ids = np.sort(table.ids[np.flatnonzero(table.items.alive)])
         assert ids.tolist() == sorted(expected)
         assert len(self.buffer) == len(expected)
-        self.check_waiting(table)
         if not len(ids):
             return
         reader = ReplayReader(
@@ -285,15 +283,6 @@ class Both:
         drawn = self.buffer.sample(16, view=self.view)
         assert set(drawn["index"].tolist()) <= set(expected)
         self.compare(drawn, expected)
-
-    def check_waiting(self, table) -> None:
-        """The limiter counts steps that wait for their successors: kernels count them one by one,
-        here they are looked for.
-        """
-        heads, alive = table.storage.heads(), table.items.alive != 0
-        may_be = (heads[:, 3] & (FINAL | DELETED) == 0) & (heads[:, 0] > 0) & ~alive
-        newest = heads[:, 0] - 1 >= self.reference.cursor - self.reference.capacity
-        assert table.waiting == int(np.count_nonzero(may_be & newest))
 
     def compare(self, batch, expected) -> None:
         for i, id_ in enumerate(batch["index"].tolist()):

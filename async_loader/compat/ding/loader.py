@@ -19,7 +19,7 @@ from async_loader.compat.ding.collate import default_collate, is_tree_tensor
 from async_loader.errors import SchemaError
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.source import Source
-from async_loader.sources.callable import EXPECTED, CallableSource
+from async_loader.sources.columns import EXPECTED, CallableSource
 
 log = logging.getLogger("async_loader")
 

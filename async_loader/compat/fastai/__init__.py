@@ -6,7 +6,7 @@ fastai is not needed.
 
 from __future__ import annotations
 
-from async_loader.compat.fastai.collate import collate_error, fa_collate, fa_convert
+from async_loader.compat.fastai.batch_maker import collate_error, fa_collate, fa_convert
 from async_loader.compat.fastai.loader import DataLoader
 from async_loader.compat.fastai.parts import FakeLoader, SkipItemException, stop
 from async_loader.public_names import set_public_names

@@ -18,11 +18,17 @@ from torch.utils.data import IterableDataset
 
 from async_loader import tree
 from async_loader.compat.fastai import parts
-from async_loader.compat.fastai.batch_maker import BatchMaker
-from async_loader.compat.fastai.collate import retain_types
-from async_loader.compat.fastai.parts import Endless, FakeLoader
-from async_loader.compat.fastai.workers import Epoch, Workers
+from async_loader.compat.fastai.batch_maker import BatchMaker, retain_types
+from async_loader.compat.fastai.parts import (
+    OF_AN_EPOCH,
+    Endless,
+    Epoch,
+    FakeLoader,
+    WorkerStreams,
+    batches_of,
+)
 from async_loader.dataset.epoch import pinned
+from async_loader.pipeline.engine import Engine
 from async_loader.shm.hugepages import keep_freed_memory
 
 
@@ -88,7 +94,8 @@ class DataLoader(BatchMaker):
 
     _noop_methods: ClassVar[list[str]] = list(parts.NOTHING_BY_DEFAULT)
     _methods: ClassVar[list[str]] = list(parts.NAMES)
-    _workers: Workers | None = None
+    _workers: Engine | None = None
+    _seen: dict[str, Any]
     _given_n: int | None = None
 
     def __init__(
@@ -184,16 +191,24 @@ class DataLoader(BatchMaker):
         if self.fake_l.persistent_workers:
             if isinstance(idxs, Iterator) and self.n is not None:
                 epoch.idxs = list(idxs)
-            workers = self._workers_for_ever(number)
+            engine = self._lasting(number)
         else:
-            workers = Workers(self, number, epoch)
-        return workers.batches(epoch, seed, self.fake_l.timeout)
+            engine = Engine(WorkerStreams(self.copy_for_workers(), epoch), number, seeding=None)
+        alone = not self.fake_l.persistent_workers
+        return batches_of(engine, epoch, seed, self.fake_l.timeout, alone)  # type: ignore[no-any-return]
 
-    def _workers_for_ever(self, number: int) -> Workers:
-        if self._workers is None or not self._workers.fit(self, number):
-            if self._workers is not None:
-                self._workers.close()
-            self._workers = Workers(self, number)
+    def _lasting(self, number: int) -> Engine:
+        """Return the persistent workers: others when an attribute of the loader has changed."""
+        seen = {name: value for name, value in vars(self).items() if name not in OF_AN_EPOCH}
+        engine = self._workers
+        if engine is not None:
+            same = seen.keys() == self._seen.keys()
+            same = same and all(value is self._seen[name] for name, value in seen.items())
+            if same and not engine.closed and engine.workers == number:
+                return engine
+            engine.close()
+        self._seen = seen
+        self._workers = Engine(WorkerStreams(self.copy_for_workers()), number, seeding=None)
         return self._workers
 
     def copy_for_workers(self) -> DataLoader:
@@ -208,9 +223,7 @@ class DataLoader(BatchMaker):
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the epoch in progress and process-local parts."""
         return {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("it", "_idxs", "_workers")
+            name: value for name, value in vars(self).items() if name not in OF_AN_EPOCH - {"rng"}
         }
 
     def randomize(self) -> None:

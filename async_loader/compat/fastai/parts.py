@@ -7,13 +7,101 @@ import copy
 import inspect
 import itertools
 import multiprocessing
+import random
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType, ModuleType
 from typing import Any, NoReturn
 
+import numpy as np
+import torch
+
+from async_loader.compat.torch.loader import as_torchs
+from async_loader.errors import Timeout, WorkerDied
 from async_loader.names import nearest
+from async_loader.pipeline.engine import Engine
+from async_loader.pipeline.workers.work import WorkContext
+
+OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers", "_seen"}
+"""Attributes that every epoch sends, or that do not matter to a worker."""
+
+
+@dataclass(slots=True)
+class Epoch:
+    """Data that differs between epochs.
+
+    Attributes
+    ----------
+    idxs : iterable
+        Result of get_idxs in the learner's process, once for all workers.
+    rng : random.Random | None
+    """
+
+    idxs: Any
+    rng: Any
+
+
+class WorkerStreams:
+    """The batches of one worker, made by the loader's own methods from its share of the indices.
+
+    Parameters
+    ----------
+    loader : DataLoader
+        A copy for the workers; each epoch uses its own copy, as loops may be nested.
+    epoch : Epoch | None
+        The only epoch. Forked workers inherit it, so it need not be picklable.
+    """
+
+    def __init__(self, loader: Any, epoch: Epoch | None = None) -> None:
+        self.loader = loader
+        self._only = epoch
+
+    @property
+    def dataset(self) -> Any:
+        """The object that torch's get_worker_info returns."""
+        return self.loader.fake_l
+
+    def begin(self, here: WorkContext) -> Iterator[Any]:
+        """Start in fastai's order: number and share, seeds, wif, and then the samples."""
+        loader, epoch = self.loader, self._only or here.state
+        self.loader = loader.copy_for_workers()
+        loader.num_workers, loader.offs = here.workers, here.worker
+        if epoch.rng is not None:
+            loader.rng = epoch.rng
+        loader._idxs = epoch.idxs
+        seed_everything(here.seed)
+        loader.fake_l.worker_init_fn(here.worker)
+        batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
+        return batches
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the three global generators like fastai."""
+    random.seed(seed)
+    np.random.seed(seed % (2**32 - 1))
+    torch.manual_seed(seed)
+
+
+def batches_of(engine: Engine, epoch: Epoch, seed: int, timeout_s: float, alone: bool) -> Any:
+    """Yield the batches of an epoch, one from each worker in turn, with errors as fastai's callers
+    know them. Then workers of this epoch alone end.
+    """
+    iteration = engine.streams(
+        state=None if alone else epoch,
+        seed=seed,
+        prefetch=2 * engine.workers,
+        timeout_s=timeout_s or None,
+    )
+    try:
+        yield from iteration
+    except (WorkerDied, Timeout) as error:
+        raise as_torchs(error, timeout_s) from error
+    finally:
+        iteration.close()
+        if alone:
+            engine.close()
+
 
 NOTHING_BY_DEFAULT = (
     "wif",
@@ -107,16 +195,12 @@ class GetAttrProxy:
 
     def __getattr__(self, name: str) -> Any:
         """Called only for attributes that do not exist here."""
-        wrapped, kind = vars(self).get(self._default), type(self).__name__
+        wrapped = vars(self).get(self._default)
         special = (name.startswith("__") and name.endswith("__")) or name == self._default
         if wrapped is None or special:
+            kind = type(self).__name__
             raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=self)
-        try:
-            return getattr(wrapped, name)
-        except AttributeError:
-            both = f"neither {kind} nor its {self._default}, {type(wrapped).__name__}"
-            text = f"{both}, has an attribute {name!r}"
-            raise AttributeError(text, name=name, obj=self) from None
+        return getattr(wrapped, name)
 
     def __dir__(self) -> list[str]:
         others = [name for name in dir(vars(self).get(self._default)) if not name.startswith("__")]

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.compat.sb3 import peer
+from async_loader.compat.sb3 import transitions
 from async_loader.compat.sb3.replay_buffer import ReplayBuffer
 from async_loader.compat.sb3.transitions import Transitions
 from async_loader.errors import MissingExtra
 from async_loader.replay.array_types import Ids
 
-_Theirs: Any = getattr(peer.buffers, "NStepReplayBuffer", None)
+_Theirs: Any = getattr(transitions.buffers, "NStepReplayBuffer", None)
 if _Theirs is None:
     raise MissingExtra("the installed stable-baselines3 has no NStepReplayBuffer: use a newer one")
 

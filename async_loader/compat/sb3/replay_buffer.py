@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader.compat.sb3 import peer
+from async_loader.compat.sb3 import transitions
 from async_loader.compat.sb3.steps import LinkedSteps, PlacedSteps
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.replay import ReplayBuffer as Table
@@ -18,7 +18,7 @@ from async_loader.replay.array_types import Array, Ids
 _SEEDS = 2**31 - 1
 
 
-class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
+class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
     """As ``stable_baselines3.common.buffers.ReplayBuffer``, in shared memory.
 
     Draws use NumPy's global random numbers in the order in which the original uses them: the same
@@ -72,7 +72,7 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         handle_timeout_termination: bool = True,
     ) -> None:
         # not that of the original's ReplayBuffer, which allocates
-        super(peer.buffers.ReplayBuffer, self).__init__(
+        super(transitions.buffers.ReplayBuffer, self).__init__(
             buffer_size, observation_space, action_space, device, n_envs=n_envs
         )
         self.buffer_size = max(buffer_size // n_envs, 1)
@@ -182,33 +182,26 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         """
         obs, next_obs, reward = of.obs, of.next_obs, of.reward.reshape(-1, 1)
         if env is not None:
-            nested = self._form.nested
-            obs = self._normalized(nested(obs), env)
-            next_obs = self._normalized(nested(next_obs), env)
+            obs, next_obs = (self._normalized(one, env) for one in (obs, next_obs))
             reward = reward if normalized else self._normalize_reward(reward, env)
         tensor = self._tensor
         ends = of.terminated.astype(np.float32).reshape(-1, 1)
         more = () if discounts is None else (tensor(discounts),)
-        return self._sample_class(
-            self._tensors(obs),
+        nested, keys = self._form.nested, self._form.keys
+        samples = transitions.samples
+        kind = samples.ReplayBufferSamples if keys is None else samples.DictReplayBufferSamples
+        return kind(
+            nested([tensor(one) for one in obs]),
             tensor(of.action),
-            self._tensors(next_obs),
+            nested([tensor(one) for one in next_obs]),
             tensor(ends),
             tensor(reward),
             *more,
         )
 
-    @property
-    def _sample_class(self) -> Any:
-        return peer.samples.ReplayBufferSamples
-
-    def _normalized(self, obs: Any, env: Any) -> list[Array]:
-        found = self._normalize_obs(obs, env)
+    def _normalized(self, obs: list[Array], env: Any) -> list[Array]:
+        found = self._normalize_obs(self._form.nested(obs), env)
         return [found] if self._form.keys is None else [found[key] for key in self._form.keys]
-
-    def _tensors(self, obs: list[Array]) -> Any:
-        """Return one observation of each row, as the policy takes it."""
-        return self._tensor(obs[0])
 
     def _tensor(self, array: Array) -> torch.Tensor:
         """Return a tensor on the device: of the array's own memory on the CPU."""
@@ -234,7 +227,11 @@ class ReplayBuffer(peer.buffers.ReplayBuffer):  # type: ignore[misc]
         return _read_only(self._steps.column(name, self._places()))
 
     def _observations(self, name: str) -> Any:
-        return self._column(name)
+        keys = self._form.keys
+        if keys is None:
+            return self._column(name)
+        # of a dict, an assignment to a key would change nothing that is stored
+        return MappingProxyType({key: self._column(f"{name}.{key}") for key in keys})
 
     @property
     def observations(self) -> Any:
@@ -320,7 +317,7 @@ def _read_only(copied: Array) -> Array:
     return owner[...]
 
 
-class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ignore[misc]
+class DictReplayBuffer(ReplayBuffer, transitions.buffers.DictReplayBuffer):  # type: ignore[misc]
     """As ``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dicts of arrays.
 
     Parameters and attributes are those of `ReplayBuffer`, also ``optimize_memory_usage``, which the
@@ -333,21 +330,3 @@ class DictReplayBuffer(ReplayBuffer, peer.buffers.DictReplayBuffer):  # type: ig
         assert isinstance(self.obs_shape, dict), (
             "DictReplayBuffer must be used with Dict obs space only"
         )
-
-    @property
-    def _sample_class(self) -> Any:
-        return peer.samples.DictReplayBufferSamples
-
-    def _tensors(self, obs: list[Array]) -> Any:
-        assert self._form.keys is not None
-        return dict(zip(self._form.keys, map(self._tensor, obs), strict=True))
-
-    def _normalized(self, obs: Any, env: Any) -> list[Array]:
-        found = self._normalize_obs(obs, env)
-        assert self._form.keys is not None
-        return [found[key] for key in self._form.keys]
-
-    def _observations(self, name: str) -> Any:
-        assert self._form.keys is not None
-        # of a dict, an assignment to a key would change nothing that is stored
-        return MappingProxyType({key: self._column(f"{name}.{key}") for key in self._form.keys})

@@ -7,8 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from async_loader.errors import of_extra
 from async_loader.replay.array_types import Array, Bools
 from async_loader.schema import Field
+
+buffers: Any = of_extra("stable_baselines3.common.buffers", "sb3")
+samples: Any = of_extra("stable_baselines3.common.type_aliases", "sb3")
+
 
 Shapes = tuple[int, ...] | Mapping[str, tuple[int, ...]]
 

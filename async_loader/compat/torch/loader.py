@@ -193,14 +193,12 @@ class DataLoader(torch_data.DataLoader[T_co]):
         collate: Callable[[Any], Any] = self.collate_fn
         if collate is _utils.collate.default_collate:
             collate = torch_collate.default_collate
+        init, track = self.worker_init_fn, self._tracks
         if self._iterable:
-            drop, track = self.drop_last, self._tracks
-            return StreamWork(
-                self.dataset, collate, self.batch_size, self.worker_init_fn, drop=drop, track=track
-            )
-        work = MapWork(
-            self.dataset, collate, self.worker_init_fn, batched=self._auto_collation, shards=()
-        )
+            drop = self.drop_last
+            return StreamWork(self.dataset, collate, self.batch_size, init, drop=drop, track=track)
+        batched = self._auto_collation
+        work = MapWork(self.dataset, collate, init, batched=batched, shards=(), track=track)
         return work if columns is None else GatherWork(columns, work, checked=batches.in_range)
 
     # -- the end -----------------------------------------------------------------------------------

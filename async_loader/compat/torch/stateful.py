@@ -16,10 +16,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Shuffled, is_known
-from async_loader.dataset.array_dataset import Columns
 from async_loader.dataset.batch_order import Batches, generator_state, set_generator
 from async_loader.dataset.bookmarks import stated
-from async_loader.dataset.dataset_work import TrackedMapWork
 from async_loader.dataset.epoch import EpochProgress
 
 log = logging.getLogger("async_loader")
@@ -175,7 +173,3 @@ class StatefulDataLoader(DataLoader[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Return the loader's state without its workers and passes."""
         return {**super().__getstate__(), "_held": None, "_latest": None}
-
-    def _work(self, columns: Columns | None, batches: Batches) -> Any:
-        work = super()._work(columns, batches)
-        return work if self._iterable or columns is not None else TrackedMapWork(work)

@@ -230,19 +230,13 @@ class ReplayBuffer:
         if not ids.size and ids.dtype.kind == "f":  # an empty list
             ids = ids.astype(np.int64)
         if ids.dtype.kind == "b":
-            every = self._all_ids()
-            if ids.shape != every.shape:
-                raise IndexError(f"a mask of {list(ids.shape)} for {len(every)} steps")
-            masked: Ids = every[ids]
+            masked: Ids = self._all_ids()[ids]
             return masked
         if ids.dtype.kind not in "iu":
             raise IndexError(f"an index is whole numbers, a mask or a slice, not {ids.dtype}")
         ids = ids.astype(np.int64)
         if (ids < 0).any():
-            every = self._all_ids()
-            if (ids < -len(every)).any():
-                raise IndexError(f"index {ids.min()} of {len(every)} steps")
-            ids = np.where(ids < 0, every[np.minimum(ids, -1)], ids)
+            ids = np.where(ids < 0, self._all_ids()[np.minimum(ids, -1)], ids)
         return ids
 
     def _all_ids(self) -> Ids:

@@ -8,20 +8,17 @@ from typing import SupportsIndex
 
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.client.weights import Published
-from async_loader.feeder.plain_values import plain_of
+from async_loader.feeder.plain_values import plain_of, plain_view
 from async_loader.feeder.wire import (
     MOST_AHEAD,
     MOST_ROWS,
     OpenReader,
-    View,
     name_fault,
 )
-from async_loader.feeder.wire_views import wire_of
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import View as AnyView
-from async_loader.replay.views import checked_view
+from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.validation import path_of, whole
 
@@ -38,12 +35,6 @@ def batch_size_of(value: object) -> int:
     return size
 
 
-def view_of(view: AnyView | None) -> View | None:
-    """Convert to wire form. Raises ConfigError for what is no view."""
-    known = checked_view(view)
-    return None if known is None else wire_of(known)
-
-
 def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
     text = path_of("path", path)
@@ -52,7 +43,7 @@ def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
 
 def reader_wanted(
     table: str,
-    view: AnyView | None,
+    view: View | None,
     *,
     sampler: Sampler | None = None,
     min_size: int = 1,
@@ -75,7 +66,7 @@ def reader_wanted(
     return OpenReader(
         table=table,
         batch_size=1,
-        view=view_of(view),
+        view=plain_view(view),
         rank=rank,
         world_size=world_size,
         seed=None if seed is None else whole_seed(seed),

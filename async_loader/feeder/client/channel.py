@@ -15,39 +15,26 @@ from async_loader.feeder.wire.codes import CONTROL_BYTES
 R = TypeVar("R")
 Failure = Callable[[], AsyncLoaderError]
 """Makes the error to raise; a new one for each thread."""
-ASK_AGAIN_S = 5.0
-"""After this long an open or close request without an answer is sent again.
-
-Its connection may be another one by now.
-"""
 
 
 @dataclass(slots=True)
 class Request:
-    """An open or close request of a channel, and when it is sent again.
+    """The open or close request of a channel: it is sent once, as its connection loses nothing.
 
     Attributes
     ----------
     sequence : int
-        Of the request that waits for its answer; 0: none.
-    again_at : float | None
-        ``None``: no answer is missing.
+        Of the one that waits for its answer; 0: none does.
+    at : float
+        None is sent before.
     """
 
     sequence: int = 0
-    again_at: float | None = None
-
-    def sent(self, sequence: int, again_at: float) -> None:
-        """Note a request."""
-        self.sequence, self.again_at = sequence, again_at
-
-    def done(self) -> None:
-        """Stop asking."""
-        self.again_at = None
+    at: float = 0.0
 
     def is_answer(self, message: Message) -> bool:
-        """Return whether a message answers the newest request."""
-        return self.again_at is not None and message.sequence == self.sequence
+        """Return whether a message is what this waits for."""
+        return 0 < self.sequence == message.sequence
 
 
 class Channel(Protocol):

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from multiprocessing import util
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -27,10 +27,8 @@ from async_loader.feeder.client.arguments import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.owner import OwnFeeder, W
-from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.stats import ClientStats, Traffic
-from async_loader.feeder.client.table import TableClient
+from async_loader.feeder.client.table import SampleReaders, TableClient, W
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.client.writer_rows import WriterOptions
@@ -42,6 +40,9 @@ from async_loader.process_hooks import AFTER
 from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.schema import Schema, SchemaLike
+
+if TYPE_CHECKING:
+    from async_loader.feeder.embedded import Embedded
 
 
 @explain_wrong_attributes
@@ -59,7 +60,7 @@ class Client:
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
         self._lock = threading.Lock()
-        self._embedded: OwnFeeder | None = None  # was started for this client, and ends with it
+        self._embedded: Embedded | None = None  # was started for this client, and ends with it
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client

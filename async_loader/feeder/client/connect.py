@@ -15,9 +15,9 @@ from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.feeder.reach import absent
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.names import explain_wrong_names
+from async_loader.process_hooks import SignalsDeferred
 
 OnDisconnect = Literal["wait", "raise"] | float
 _log = logging.getLogger("async_loader.feeder")

@@ -17,7 +17,7 @@ import logging
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.row_packer import Slot
-from async_loader.feeder.shared import Offer, Owner
+from async_loader.feeder.memory_offer import Offer
 from async_loader.shm.segment import Segment
 
 SLOTS = 16
@@ -58,7 +58,7 @@ class InsertMemory:
                 segment = Segment.create(nbytes, purpose, commit=False)
                 segment.seal()
                 self._segment, self.free = segment, list(range(SLOTS))
-            offer = Offer(port.session.number, number, SLOTS, self._slot_bytes, Owner.WRITER)
+            offer = Offer(port.session.number, number, SLOTS, self._slot_bytes, "writer")
             offer.send(endpoint, self._segment.fileno())
             self.taken = True
         except (AsyncLoaderError, OSError) as error:

@@ -56,7 +56,7 @@ from async_loader.feeder.wire import (
     decode,
     encode,
 )
-from async_loader.feeder.wire.data import Buffer
+from async_loader.feeder.wire.calls import Buffer
 
 _LAST_ANSWERS_S = 0.25  # the others are read for so long when a connection has ended
 _LAST_WORDS_S = 1.0

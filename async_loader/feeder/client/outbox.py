@@ -1,4 +1,4 @@
-"""Messages of a writer that are not acknowledged, in order. Go-back-N, as arithmetic.
+"""Messages of a writer that are not acknowledged, in order, as arithmetic.
 
 ::
 
@@ -154,16 +154,6 @@ class Outbox:
         self._sent_bytes += entry.nbytes
         self._sent_rows += entry.rows
 
-    def send_again(self, expected: int) -> None:
-        """Send again from this sequence on. Not an ACK: earlier ones may wait in the server."""
-        first = expected - self.base
-        if first < 0:
-            return
-        for entry in islice(self.entries, first, self.cursor):
-            self._sent_bytes -= entry.nbytes
-            self._sent_rows -= entry.rows
-        self.cursor = min(first, self.cursor)
-
     # -- answers -----------------------------------------------------------------------------------
 
     def acked(self, applied: int) -> bool:
@@ -200,11 +190,10 @@ class Outbox:
         cut : callable
             Makes what is sent first if acknowledged rows are missing.
         """
-        self.send_again(self.base)
+        self.cursor = self._sent_bytes = self._sent_rows = 0  # all that is kept is sent again
         missing, history = self.base - applied, self._history
         if resumed and missing <= 0:
             self.acked(applied)
-            self.send_again(self.base)
             return 0
         if not resumed:
             for entry in self.entries:

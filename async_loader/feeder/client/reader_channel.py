@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from async_loader.errors import AsyncLoaderError, Broken, Malformed, Unsupported
-from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
+from async_loader.feeder.client.channel import Failure, Request, check_opener
 from async_loader.feeder.client.errors import error_as, error_of
 from async_loader.feeder.client.reader_batches import ReaderBatches, ReaderOptions
 from async_loader.feeder.client.slots import SPARE, ReaderSlots
@@ -124,7 +124,7 @@ class ReaderChannel(ReaderBatches):
         with self.lock:
             if self.phase is ReaderPhase.CLOSING or self.phase in OVER:
                 return
-            unknown = self.phase is ReaderPhase.WANTED and self._request.again_at is None
+            unknown = self.phase is ReaderPhase.WANTED and not self._request.sequence
             self._parting = self.give_back(used)
             over = unknown or self.ended_after is not None
             self.phase, self._request = ReaderPhase.CLOSING, Request()
@@ -150,11 +150,11 @@ class ReaderChannel(ReaderBatches):
             self._ring_bell()
         self.news.ring()
 
-    def _open_again(self, at: float | None = None) -> None:
+    def _open_again(self, at: float = 0.0) -> None:
         """Open the reader (again), now or at some time."""
         self._forget_memory()
         if self.phase in (ReaderPhase.OFFERING, ReaderPhase.READY):
-            self.phase, self._request = ReaderPhase.WANTED, Request(0, at)
+            self.phase, self._request = ReaderPhase.WANTED, Request(at=at)
 
     def step(self, now: float) -> float | None:
         """See `Channel`."""
@@ -175,8 +175,8 @@ class ReaderChannel(ReaderBatches):
                 if slots is not None and slots.worn and not self.leased:
                     self._open_again()  # with new memory
                 self._ask(now)
-                dues = (self._request.again_at, self._ask_totals(now), self._tell(now))
-                due = min((one for one in dues if one is not None), default=None)
+                dues = (self._request.at, self._ask_totals(now), self._tell(now))
+                due = min((one for one in dues if one is not None and one > now), default=None)
                 if self.phase is before:
                     return due
             self._ring_bell()
@@ -214,7 +214,7 @@ class ReaderChannel(ReaderBatches):
     def _ask(self, now: float) -> None:
         """Send OPEN_READER or CLOSE_READER where it is due."""
         request, port = self._request, self.port
-        if request.again_at is not None and now < request.again_at:
+        if request.sequence or now < request.at:
             return
         body: OpenReader | CloseReader
         if self.phase is ReaderPhase.CLOSING:
@@ -232,9 +232,8 @@ class ReaderChannel(ReaderBatches):
                     body = msgspec.structs.replace(body, transport="shm")
             self.asks()
         else:
-            request.again_at = None
             return
-        self._request = Request(port.sequence(), now + ASK_AGAIN_S)
+        self._request = Request(port.sequence())
         port.send(Plane.CONTROL, body, self.number, self._request.sequence)
 
     # -- shared memory -----------------------------------------------------------------------------
@@ -377,7 +376,7 @@ class ReaderChannel(ReaderBatches):
         elif opening and error.retryable and code not in (_ENDS_A_CALL if calls else _FULL):
             if code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
                 self.complain(failure())
-            self._request.again_at = now + LATER_S
+            self._request = Request(at=now + LATER_S)
         elif error.retryable and not opening:
             self.complain(failure())
         else:

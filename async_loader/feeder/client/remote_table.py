@@ -10,10 +10,10 @@ from async_loader.feeder.client.arguments import reader_wanted
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_rows import WriterOptions
-from async_loader.feeder.plain_values import limiter_from
 from async_loader.feeder.wire import AboutReply, OpenReader, schema_of
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.names import explain_wrong_names
+from async_loader.replay.checkpoint.settings import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table_methods import TableMethods
@@ -70,7 +70,7 @@ class RemoteTable(TableMethods, Generic[S]):
         Each shard of a cluster limits by itself. Batches take from each in proportion to what it
         holds, so that the ratio holds in the sum.
         """
-        return limiter_from(self._about().limiter)
+        return limiter_of(self._about().limiter)
 
     @explain_wrong_names
     def writer(

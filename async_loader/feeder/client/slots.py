@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.shared import Offer
+from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.wire import BatchBlock, BatchForm, InSlot
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer

@@ -3,8 +3,8 @@
 # NOTE [cut]
 ZeroMQ reconnects by itself and does not report lost messages: a BATCH that the server counts as
 sent, a RETURN, a request. Nothing would replace these while the session lives. So the end of a
-connection on the control and pull planes ends the session; INSERTs are numbered, and sent again
-anyway. A server that ends closes all: what it sent on the other planes is read before.
+connection ends the session; INSERTs are numbered, and sent again in the next one.
+A server that ends closes all: what it sent on the other planes is read before.
 
 # NOTE [half-open]
 A peer, or a router, that vanishes leaves a connection that accepts messages and delivers none. A
@@ -16,7 +16,7 @@ heard nothing for too long ends the connection.
 With ZMQ_IMMEDIATE a socket drops received messages that were not read when its connection ends:
 libzmq ends the pipe of such a socket without waiting for its reader. Those would be END, and the
 last batches. So only the insert plane has it, where it keeps messages from queueing without a peer,
-and where lost ACKs are repeated.
+and where lost ACKs do no harm.
 
 # NOTE [room on the way]
 A server alternates: it receives a message, then writes its rows into the table. Meanwhile the
@@ -126,13 +126,13 @@ class Sockets:
         """Close the sockets; messages that were not sent are dropped."""
         for plane, socket in self._sockets.items():
             self._poller.unregister(socket)
-            monitor = self._ends.pop(plane, None)
-            if monitor is not None:
-                self._poller.unregister(monitor)
-                socket.disable_monitor()
-                monitor.close(0)
+            monitor = self._ends[plane]
+            self._poller.unregister(monitor)
+            socket.disable_monitor()
+            monitor.close(0)
             socket.close()
         self._sockets.clear()
+        self._ends.clear()
         self._full.clear()
         self._ready.clear()
         for queue in self._queues.values():
@@ -217,8 +217,13 @@ class Sockets:
         self, plane: Plane, endpoint: str, frame_bytes: int, more: dict[Any, int] | None = None
     ) -> None:
         socket = self._context.socket(zmq.DEALER)
+        events: int = zmq.EVENT_DISCONNECTED | _REFUSED
+        if plane is Plane.INSERT and endpoint.startswith("ipc:"):
+            events |= zmq.EVENT_CONNECTED
         self._sockets[plane] = socket
+        self._ends[plane] = end = socket.get_monitor_socket(events)
         self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(end, zmq.POLLIN)
         for option, value in (_OPTIONS | (more or {})).items():
             socket.setsockopt(option, value)
         socket.setsockopt(zmq.IMMEDIATE, plane is Plane.INSERT)  # see NOTE [last words]
@@ -227,12 +232,6 @@ class Sockets:
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
-        events: int = zmq.EVENT_DISCONNECTED | _REFUSED
-        if plane is Plane.INSERT:
-            events = zmq.EVENT_CONNECTED if endpoint.startswith("ipc:") else 0
-        if events:
-            self._ends[plane] = end = socket.get_monitor_socket(events)
-            self._poller.register(end, zmq.POLLIN)
         _check_port(endpoint)
         try:
             socket.connect(endpoint)

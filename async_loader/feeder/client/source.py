@@ -18,9 +18,8 @@ from msgspec import structs
 from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
-from async_loader.feeder.client.batch_structure import BatchStructure
+from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.goal_batches import structure_of
 from async_loader.feeder.client.reader_batches import (
     AHEAD_LEAST,
     Lease,

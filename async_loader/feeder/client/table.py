@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Hashable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +17,23 @@ from async_loader.feeder.client.arguments import (
     batch_size_of,
     reader_wanted,
     save_path,
-    view_of,
 )
-from async_loader.feeder.client.batch_structure import BatchStructure, local_ids, remote_ids
+from async_loader.feeder.client.batch_structure import (
+    BatchStructure,
+    local_ids,
+    remote_ids,
+    structure_of,
+)
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
-from async_loader.feeder.client.goal_batches import structure_of
-from async_loader.feeder.client.owner import Client, W
 from async_loader.feeder.client.reader_batches import Transport
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import RemoteTable, Timeout
-from async_loader.feeder.client.sample_readers import SampleReaders
 from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_rows import WriterOptions
+from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import (
     About,
     AboutReply,
@@ -54,15 +59,15 @@ from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
-from async_loader.replay.ragged import Ragged, ragged
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import View
+from async_loader.replay.views import Ragged, View, checked_view, ragged
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
+W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
 """Ids of one message at most."""
 _GONE = np.array([-1], np.int64)
@@ -72,6 +77,56 @@ _CHANGES: dict[Change, type[ById]] = {
     "update": Update,
     "delete": Delete,
 }
+
+
+_MOST_IDLE = 16
+Kind = tuple[int, View | None]
+"""A batch size and a view."""
+
+
+class Client(Protocol):
+    """What a table asks of its client; `client.Client` has it."""
+
+    @property
+    def owns_feeder(self) -> bool: ...
+
+    def _open_writer(
+        self,
+        kind: type[W],
+        table: str,
+        stream: Hashable | None,
+        schema: SchemaLike | None,
+        options: WriterOptions,
+    ) -> W: ...
+
+    def _has_read(self, channel: ReaderChannel, /) -> None: ...
+
+
+class SampleReaders:
+    """Readers of one table that are kept open between calls. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Kind, RemoteSource]] = []
+
+    def take(self, kind: Kind, make: Callable[[], RemoteSource]) -> RemoteSource:
+        """Return a reader that no other call uses until `give_back` has it."""
+        with self._lock:
+            for i in reversed(range(len(self._idle))):
+                if self._idle[i][0] == kind:
+                    return self._idle.pop(i)[1]
+        return make()
+
+    def give_back(self, kind: Kind, source: RemoteSource, usable: bool) -> None:
+        """Keep a reader for later calls, if it is ``usable``."""
+        oldest = source
+        with self._lock:
+            if usable:
+                self._idle.append((kind, source))
+                if len(self._idle) <= _MOST_IDLE:
+                    return
+                _, oldest = self._idle.pop(0)
+        oldest.drop()
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -163,7 +218,7 @@ class TableClient(RemoteTable[RemoteSource]):
         deadline = AnswerDeadline(
             self._connection, None if own_s > LONGEST_S else own_s, self._timeout_s
         )
-        kind = size, view_of(view)
+        kind = size, checked_view(view)
 
         def make() -> RemoteSource:
             made = self._source(reader_wanted(self.name, view), view, 0, "auto")
@@ -212,7 +267,7 @@ class TableClient(RemoteTable[RemoteSource]):
         """As `get`, with padding, in as many messages as the answer takes. ``timeout_s``: for each
         message.
         """
-        ids, wanted, server = ids_of(index), view_of(view), self._connection.servers
+        ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
         left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
         parts: list[Any] = []

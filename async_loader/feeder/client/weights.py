@@ -16,7 +16,7 @@ from async_loader import tensors as torch_tensors
 from async_loader.errors import Broken, ConfigError, Malformed, SchemaError, Timeout, Unsupported
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.shared import SHARED_FROM, WeightsRequest, map_weights
+from async_loader.feeder.memory_offer import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
     CONTROL_BYTES,

@@ -2,11 +2,11 @@
 
 ::
 
-    WANTED ──OPEN_WRITER, WRITER──▶ READY ──CLOSE_WRITER, ACK──▶ CLOSED
+    WANTED ──OPEN_WRITER, WRITER──▶ READY ──CLOSE_WRITER, DONE─▶ CLOSED
       ▲ ▲          │ no schema        │        any but CLOSED ──▶ FAILED
       │ │          ▼                  │
       │ └──── NAMELESS: first step    │
-      └──────── new session, UNKNOWN_WRITER
+      └──────── new session, UNKNOWN_WRITER, a refused INSERT: all that is kept is sent again
 
 # NOTE [writer's lock]
 Rows, outbox and phase change under ``lock`` only. The IO thread holds it for one message at a time.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from async_loader.errors import Malformed, SchemaError
-from async_loader.feeder.client.channel import ASK_AGAIN_S, Failure, Request, check_opener
+from async_loader.feeder.client.channel import Failure, Request, check_opener
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.row_packer import RowPacker
 from async_loader.feeder.client.writer_rows import WriterOptions, WriterRows
@@ -31,9 +31,9 @@ from async_loader.feeder.wire import (
     SENT_BEFORE,
     Ack,
     CloseWriter,
+    Done,
     Error,
     ErrorCode,
-    Gap,
     Insert,
     Message,
     OpenWriter,
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 INSERT_BYTES = 4 << 20
 """Bytes of an INSERT, unless one row is larger: several fit into a window, none delays the next."""
-PROBE_S = 2.0
-"""After this long without an ACK the newest INSERT is sent again: it, or the GAP, may be lost."""
+LATER_S = 1.0
+"""Wait before OPEN_WRITER is sent again after a temporary refusal: the feeder takes no more now."""
 
 
 class WriterPhase(enum.Enum):
@@ -96,12 +96,11 @@ class WriterChannel(WriterRows):
         self.number = number
         spec = None if schema is None else spec_of(schema)
         producer = secrets.token_bytes(16)
-        self.wanted = OpenWriter(table=table, producer=producer, epoch=1, schema=spec)
+        self.wanted = OpenWriter(table=table, producer=producer, schema=spec)
         check_opener(self.wanted)
         self.takes_priorities = False
         self.phase = WriterPhase.WANTED
         self._request = Request()
-        self._probe_at: float | None = None
         self._server = 0
 
     # -- any thread --------------------------------------------------------------------------------
@@ -139,11 +138,11 @@ class WriterChannel(WriterRows):
         with self.lock:
             self._open_again()
 
-    def _open_again(self) -> None:
+    def _open_again(self, at: float = 0.0) -> None:
         self.memory.begin()
         if self.phase is WriterPhase.READY:
             self.phase = WriterPhase.WANTED
-        self._request = Request()
+        self._request = Request(at=at)
 
     def step(self, now: float) -> float | None:
         """See `Channel`."""
@@ -157,26 +156,23 @@ class WriterChannel(WriterRows):
             if due is not None and (now >= due or (box.queue and not box.entries)):
                 self.seal()
             self._ask(now)
-            if self._probe_at is not None and now >= self._probe_at:
-                self._probe_at = None
-                box.send_again(box.base + box.cursor - 1)
-        while port.is_open and self._send_one(now):
+        while port.is_open and self._send_one():
             continue
         with self.lock:
-            dues = [self.linger_at]
-            if port.is_open:
-                dues += [self._request.again_at, self._probe_at]
-            return min((one for one in dues if one is not None), default=None)
+            due, again_at = self.linger_at, self._request.at
+            if again_at <= now or not port.is_open:
+                return due
+            return again_at if due is None else min(due, again_at)
 
     def _ask(self, now: float) -> None:
         """Send OPEN_WRITER; or CLOSE_WRITER, when everything is acknowledged."""
         request, box, port = self._request, self.outbox, self.port
-        unknown = self.phase is WriterPhase.WANTED and request.again_at is None
+        unknown = self.phase is WriterPhase.WANTED and not request.sequence
         if self.closing and unknown and not box.put_total:
             self.phase = WriterPhase.CLOSED  # nothing was written: the feeder need not know
         if self.phase in (WriterPhase.CLOSED, WriterPhase.FAILED):
             port.forget(self)
-        if not port.is_open or (request.again_at is not None and now < request.again_at):
+        if not port.is_open or request.sequence or now < request.at:
             return
         body: OpenWriter | CloseWriter
         if self.phase is WriterPhase.WANTED:
@@ -184,12 +180,11 @@ class WriterChannel(WriterRows):
         elif self.phase is WriterPhase.READY and self.closing and not box.entries:
             body = CloseWriter(last=box.base)
         else:
-            request.again_at = None
             return
-        self._request = Request(port.sequence(), now + ASK_AGAIN_S)
+        self._request = Request(port.sequence())
         port.send(Plane.CONTROL, body, self.number, self._request.sequence)
 
-    def _send_one(self, now: float) -> bool:
+    def _send_one(self) -> bool:
         """Send the next message, if the window has room for it; return whether it was sent."""
         with self.lock:
             box = self.outbox
@@ -213,7 +208,6 @@ class WriterChannel(WriterRows):
                 self._fail(lambda: Malformed(text))
                 return False
             box.sent()
-            self._probe_at = self._probe_at or now + PROBE_S
             return True
 
     def take(self, message: Message, now: float) -> None:
@@ -224,9 +218,13 @@ class WriterChannel(WriterRows):
                 if self.phase is WriterPhase.WANTED and self._request.is_answer(message):
                     self._opened(body)
             elif isinstance(body, Ack) and self.phase is WriterPhase.READY:
-                self._acked(message, body, now)
+                box = self.outbox
+                box.window_bytes, box.window_rows = body.window_bytes, body.window_rows
+                box.acked(body.applied)
+            elif isinstance(body, Done) and self._request.is_answer(message):
+                self._end(WriterPhase.CLOSED)
             elif isinstance(body, Error):
-                self._refused(message, body)
+                self._refused(message, body, now)
         self.news.ring()
 
     def end(self, failure: Failure) -> None:
@@ -261,30 +259,17 @@ class WriterChannel(WriterRows):
         box.window_bytes, box.window_rows, box.queue = (
             body.window_bytes, body.window_rows, body.queue,
         )  # fmt: skip
-        self._probe_at, self.phase = None, WriterPhase.READY
+        self.phase = WriterPhase.READY
 
-    def _acked(self, message: Message, body: Ack, now: float) -> None:
-        box = self.outbox
-        box.window_bytes, box.window_rows = body.window_bytes, body.window_rows
-        if isinstance(body, Gap):
-            box.send_again(body.applied)
-        elif box.acked(body.applied):
-            self._probe_at = now + PROBE_S if box.cursor else None
-        elif self.closing and self._request.is_answer(message) and not box.entries:
-            self._end(WriterPhase.CLOSED)
-
-    def _refused(self, message: Message, error: Error) -> None:
-        opening = self.phase is WriterPhase.WANTED
-        if error.code == ErrorCode.UNKNOWN_WRITER:
-            if self.phase is WriterPhase.READY:
-                self._open_again()
-        elif opening and not self._request.is_answer(message):
-            return  # the answer to a request that was sent again since
-        elif error.code == ErrorCode.SCHEMA and opening and self.wanted.schema is None:
+    def _refused(self, message: Message, error: Error, now: float) -> None:
+        opening, later = self.phase is WriterPhase.WANTED, error.code != ErrorCode.UNKNOWN_WRITER
+        if opening and not self._request.is_answer(message):
+            return  # an INSERT from before, which is sent again
+        if error.code == ErrorCode.SCHEMA and opening and self.wanted.schema is None:
             self.phase = WriterPhase.CLOSED if self.closing else WriterPhase.NAMELESS
             self._request = Request()
         elif error.retryable and not (opening and error.code == ErrorCode.LIMIT):  # many writers
-            return  # it is sent again: by a probe, or as a request without an answer
+            self._open_again(now + LATER_S if later else 0.0)
         else:
             self._fail(lambda: error_of(error, f"table {self.table!r}"))
 
@@ -296,6 +281,6 @@ class WriterChannel(WriterRows):
     def _end(self, phase: WriterPhase) -> None:
         """Free what no message needs: nothing is added any more."""
         self.phase, self._request = phase, Request()
-        self._probe_at = self.linger_at = None
+        self.linger_at = None
         self.spare.clear()
         self.memory.close()

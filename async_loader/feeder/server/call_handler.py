@@ -105,8 +105,8 @@ class CallHandler:
         reply = AboutReply(
             schema=None if schema is None else spec_of(schema),
             limiter=limiter_json(buffer.limiter),
-            sampler=repr(there.sampler)[:512],
-            settings=sampler_said(there.sampler),
+            sampler=repr(buffer.sampler)[:512],
+            settings=sampler_said(buffer.sampler),
             leased=there.leased,
             stats=plain,
             no_priorities=there.no_priorities,

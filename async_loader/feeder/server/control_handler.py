@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from async_loader.errors import AsyncLoaderError, Malformed
 from async_loader.feeder.server.dispatch import Dispatcher, refused, too_late
-from async_loader.feeder.server.pending import PendingReplies, PendingReply
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
-    Ack,
     CloseReader,
     CloseWriter,
     Done,
@@ -40,6 +39,94 @@ from async_loader.feeder.wire import (
     spec_of,
 )
 
+_MOST = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class PendingReply:
+    """A request of the control plane that was not answered yet.
+
+    Attributes
+    ----------
+    what : hashable
+        News of this may bring the answer.
+    message : Message
+        The request.
+    answer : callable
+        Takes whether the time is over; returns the answer, or ``None``: not yet.
+    until : float | None
+        When its time is over, on the server's clock, if ever.
+    """
+
+    session: Session
+    what: Hashable
+    message: Message
+    answer: Callable[[bool], Message | None]
+    until: float | None
+
+
+class PendingReplies:
+    """Requests that are tried again when there is news, and when their time is over; else O(1)."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._waits: dict[Hashable, PendingReply] = {}
+        self._news: set[Hashable] = set()
+        self.due: float | None = None
+        """No request's time is over before."""
+
+    def __iter__(self) -> Iterator[PendingReply]:
+        return iter(list(self._waits.values()))
+
+    def add(self, key: Hashable, wait: PendingReply) -> None:
+        """Add a request; it replaces one of the same ``key``. Raises Malformed, LIMIT."""
+        if len(self._waits) >= _MOST:
+            raise Malformed(
+                f"{_MOST} requests wait here, which is the limit: ask later", ErrorCode.LIMIT
+            )
+        self._waits[key] = wait
+        self._news.add(wait.what)
+        if wait.until is not None:
+            self.due = wait.until if self.due is None else min(self.due, wait.until)
+
+    def drop(self, key: Hashable) -> None:
+        """Forget a request, if there is one."""
+        self._waits.pop(key, None)
+
+    def news(self, what: Hashable) -> None:
+        """Note that ``what`` has changed."""
+        if self._waits:
+            self._news.add(what)
+
+    def forget(self, session: Session) -> None:
+        """Forget the requests of a session that ended."""
+        for key, one in list(self._waits.items()):
+            if one.session is session:
+                del self._waits[key]
+
+    def send(self, now: float, end: bool = False) -> None:
+        """Send the answers that are due; at the ``end`` all, as if their time were over."""
+        due = end or (self.due is not None and now >= self.due)
+        if not due and not self._news:
+            return
+        news, self._news = self._news, set()
+        for key, one in list(self._waits.items()):
+            over = end or (one.until is not None and one.until <= now)
+            answer = self._answer(one, over) if over or one.what in news else None
+            if answer is not None:
+                del self._waits[key]
+                self._dispatcher.answer(one.session, Plane.CONTROL, answer)
+        moments = (one.until for one in self._waits.values() if one.until is not None)
+        self.due = min(moments, default=None)
+
+    def _answer(self, wait: PendingReply, over: bool) -> Message | None:
+        """Return a late answer, or ``None``: not yet; an ERROR if it raises."""
+        try:
+            return wait.answer(over)
+        except Exception as error:
+            refusal = self._dispatcher.refusal(wait.message.type.name, error)
+            return wait.message.reply(Error.of_malformed(refusal))
+
 
 class ControlHandler:
     """Answers control messages.
@@ -52,8 +139,6 @@ class ControlHandler:
         Makes the WELCOME.
     status : callable
         Makes the answer to STATUS.
-    patience_s : float
-        How long INSERTs of a closing writer may be on their way, after the last one received.
     """
 
     def __init__(
@@ -62,12 +147,10 @@ class ControlHandler:
         dispatcher: Dispatcher,
         welcome: Callable[[], Welcome],
         status: Callable[[], dict[str, Any]],
-        patience_s: float,
     ) -> None:
         self._server_state, self._welcome, self._status = server_state, welcome, status
         self.waits = PendingReplies(dispatcher)
-        self._dispatcher, self._patience_s = dispatcher, patience_s
-        self._ended: Malformed | None = None
+        self._dispatcher = dispatcher
         self.drain_asked: list[tuple[Session, Message]] = []
         dispatcher.on_hello = self._hello
         dispatcher.handlers[Plane.CONTROL] |= {
@@ -123,80 +206,35 @@ class ControlHandler:
         state, number = self._server_state, message.number
         self._check_stays()
         served = state.table(body.table)
-        before = session.close_writer(number)
-        if before is not None:
-            self.waits.drop(before)
-            before.insert_queue.leave(before)
+        session.close_writer(number)
         session.check_room("writers")
         schema = None if body.schema is None else schema_of(body.schema)
-        if state.authenticator is not None and not state.authenticator.owns(
-            session.user, body.producer
-        ):
-            text = (
-                f"this producer belongs to another key than {session.user!r}: draw an id of your "
-                "own"
-            )
-            raise Malformed(text, ErrorCode.UNAUTHORIZED)
         limits, agreed = state.limits, served.table.schema or schema
         if agreed is not None:  # before the table has it for ever
             check_travels(agreed, f"table {served.name!r}", limits.control_bytes)
-        try:
-            writer, resumed = served.insert_queue.open(
-                session.number, number, body.producer, body.epoch, schema
-            )
-        except BaseException:
-            state.release(body.producer)
-            raise
+        queue = served.insert_queue
+        writer, resumed = queue.open(session.number, number, body.producer, schema)
         session.writers[number] = writer
         self.waits.news(served)
         assert served.table.schema is not None
         reply = Writer(
             schema=spec_of(served.table.schema),
-            applied=writer.producer.applied,
+            applied=writer.applied,
             window_bytes=state.window_bytes,
             window_rows=writer.window,
             queue=served.table.is_queue,
             resumed=resumed,
             no_priorities=served.table.no_priorities,
         )
-        return message.reply(reply, schema=served.insert_queue.layout.schema_id)
+        return message.reply(reply, schema=queue.layout.schema_id)
 
-    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> None:
+    def _close_writer(self, session: Session, message: Message, body: CloseWriter) -> Message:
         writer = session.writers.get(message.number)
-        if writer is None:
-            raise Malformed(f"session has no writer {message.number}", ErrorCode.UNKNOWN_WRITER)
-        before, state, last, producer = (
-            self.waits.drop(writer), self._server_state, body.last, writer.producer
-        )  # fmt: skip
-        served, asked = state.table(writer.insert_queue.name), state.clock()
-        begun = asked  # until when it was given time, if it is sent again
-        if before is not None and before.message.body == body:
-            begun = (before.until() or asked) - self._patience_s
-
-        def until() -> float | None:
-            """Return when INSERTs that did not come are given up."""
-            late = producer.received < last
-            return max(begun, writer.heard) + self._patience_s if late else None
-
-        def answer(over: bool) -> Message | None:
-            writer.check()
-            if producer.applied >= last:
-                session.close_writer(writer.number)
-                writer.insert_queue.leave(writer)
-                ack = Ack(producer.applied, state.window_bytes, state.window_rows)
-                return message.reply(ack)
-            if served.table.closed:
-                text = f"table {served.name!r} was closed"
-                raise Malformed(text, ErrorCode.UNSUPPORTED, producer.applied)
-            if self._ended is not None:
-                self._ended.expected = producer.applied
-                raise self._ended
-            if over:
-                text = f"{producer.received} of {last} inserts have come: send the others, and"
-                raise Malformed(f"{text} close again", ErrorCode.GAP, producer.received)
-            return None
-
-        self.waits.add(writer, PendingReply(session, served, message, answer, until))
+        if writer is None or writer.applied < body.last:
+            text = f"session has no writer {message.number} of {body.last} inserts: open it (again)"
+            raise Malformed(text, ErrorCode.UNKNOWN_WRITER)
+        session.close_writer(writer.number)
+        return message.reply(Done())
 
     # -- readers -----------------------------------------------------------------------------------
 
@@ -207,7 +245,7 @@ class ControlHandler:
         self._check_stays()
         served, clock = self._server_state.table(wanted.table), self._server_state.clock
         key = session.number, message.number
-        before = self.waits.drop(key)
+        self.waits.drop(key)
         if not served.rests:
             self._end_reader(session, message.number)
         session.check_room("readers")
@@ -215,8 +253,6 @@ class ControlHandler:
         if wait_s is not None:
             timeout_s = abs(wait_s)
         until = None if timeout_s is None else clock() + timeout_s
-        if before is not None and before.message.body == wanted:
-            until = before.until()  # asked for again: the time that it may take goes on
 
         def answer(over: bool) -> Message | None:
             if served.table.schema is not None and not served.rests:
@@ -234,8 +270,7 @@ class ControlHandler:
 
         now = answer(False)
         if now is None:
-            wait = PendingReply(session, served, message, answer, lambda: until)
-            self.waits.add(key, wait)
+            self.waits.add(key, PendingReply(session, served, message, answer, until))
         return now
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
@@ -305,8 +340,7 @@ class ControlHandler:
         now = answer(timeout_s is None)
         if now is None:
             until = state.clock() + (timeout_s or 0.0)
-            wait = PendingReply(session, wanted.name, message, answer, lambda: until)
-            self.waits.add(object(), wait)
+            self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
         return now
 
     # -- status and the end ------------------------------------------------------------------------
@@ -316,8 +350,7 @@ class ControlHandler:
 
     def waiting(self) -> dict[Any, int]:
         """Return how many requests wait for each `TableEntry`, and each name of weights."""
-        others = (one for one in self.waits if one.message.type is not Type.CLOSE_WRITER)
-        return Counter(wait.what for wait in others)
+        return Counter(wait.what for wait in self.waits)
 
     def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))
@@ -327,7 +360,6 @@ class ControlHandler:
 
     def send_last(self, reason: str, unsaved: str) -> None:
         """Answer all waiting requests, end all sessions; ``unsaved``: why a DRAIN has failed."""
-        self._ended = Malformed(reason, ErrorCode.DRAINING)
         self.waits.send(self._server_state.clock(), end=True)
         drained = Error.of(ErrorCode.INTERNAL, unsaved) if unsaved else Done()
         for session, message in self.drain_asked:

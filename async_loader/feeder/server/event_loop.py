@@ -22,7 +22,7 @@ from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler
-from async_loader.feeder.server.shared_memory import SharedMemoryAcceptor
+from async_loader.feeder.server.shared_memory import Listener
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
@@ -99,17 +99,16 @@ class Server:
         mechanism = Null if authenticator is None else authenticator.mechanism
         self._sockets = ServerSockets(endpoints, limits, bind, mechanism, most, clock)
         self._sockets.needed = sessions.routes
-        self._memory: SharedMemoryAcceptor | None = None
+        self._memory: Listener | None = None
         try:
             if memory is not None:
-                self._memory = SharedMemoryAcceptor(memory, sessions, server_state.weights)
-                self._sockets.watch(self._memory.listener.fileno())
+                server_state.weights.shared = True
+                self._memory = Listener(memory, server_state.take_memory, server_state.give_memory)
+                self._sockets.watch(self._memory.fileno())
         except BaseException:
             self._sockets.close()
             raise
-        server_state.authenticator, server_state.memory = authenticator, memory
-        for table in server_state.tables.values():
-            table.insert_queue.on_forget = server_state.release
+        server_state.memory = memory
         self.counters = server_state.counters
         self._dispatcher = Dispatcher(
             self._sockets, sessions, limits, self.counters, lambda: server_state.rests
@@ -121,14 +120,12 @@ class Server:
         for plane, types in _CALLS.items():
             self._dispatcher.handlers[plane] |= dict.fromkeys(types, self._calls.answer)
         self._saves = PeriodicSaves() if saves is None else saves
-        self._saves.begin(server_state.tables, self._jobs, self._loop_calls)
+        self._saves.begin(server_state.tables, self._jobs)
         self._control_handler = ControlHandler(
-            server_state, self._dispatcher, self._welcome, self.status, settings.heartbeat_s
+            server_state, self._dispatcher, self._welcome, self.status
         )
         self._calls.loaded = self._control_handler.waits.news
-        self._insert_handler = InsertHandler(
-            server_state, self._dispatcher, self._control_handler.waits.news
-        )
+        self._insert_handler = InsertHandler(server_state, self._dispatcher)
         self._pull_handler = PullHandler(server_state, self._dispatcher)
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
@@ -183,7 +180,7 @@ class Server:
             if what == self._bell.fileno():
                 self._bell.clear()
             elif self._memory is not None:
-                self._memory.listener.handle()
+                self._memory.handle()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -271,14 +268,14 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self.unsaved = self._saves.end_job(self._jobs, self._settings.drain_s)
+        self.unsaved = self._saves.end_job(self._settings.drain_s)
         self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")
         finally:
             self._sockets.close()
             if self._memory is not None:
-                self._memory.listener.close()
+                self._memory.close()
             self._bell.close()
             for session in self._server_state.sessions:
                 for reader in session.readers.values():

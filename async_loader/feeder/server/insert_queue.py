@@ -2,9 +2,10 @@
 
 # NOTE [exactly once]
 Inserts of a producer are numbered; `received` is the number of the next new one. One with a lower
-number was received before: it is acknowledged and dropped. One with a higher number came after a
-loss: a GAP asks for all from `received` on. An insert waits in the producer's queue until the table
-takes it, and is acknowledged then. The queue belongs to the producer: it outlives sessions.
+number was received before: it is acknowledged and dropped. One with a higher number came after one
+that was refused: the writer is to be opened again, which says where it goes on. An insert waits in
+the producer's queue until the table takes it, and is acknowledged then. The queue belongs to the
+producer: it outlives sessions.
 
 # NOTE [credits of a queue]
 A writer of a queue may hold what its window says, and one message: so that rows do not grow old
@@ -16,26 +17,21 @@ used up sends a message as soon as it has a row, and goes on when that is in the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.policy_lag import PolicyVersions, Publications, ReceivedLags
-from async_loader.feeder.server.producer_streams import (
-    InsertSlots,
-    Position,
-    Positions,
-    ProducerStreams,
-)
 from async_loader.feeder.wire import (
     FINAL,
-    Ack,
+    STREAMS,
     ErrorCode,
-    Gap,
     Insert,
     RowLayout,
     check_id,
@@ -44,9 +40,16 @@ from async_loader.feeder.wire import (
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.schema import Schema
 
+if TYPE_CHECKING:
+    from async_loader.feeder.server.shared_memory import InsertSlots
+
 GONE = 4096
 """Producers without a writer that are remembered, in case they come back. Of more, the oldest are
 forgotten: actors come and go for weeks."""
+Position = tuple[str, int, int]
+"""Of a producer, by the text of its key: inserts that are in the table, and rows of the next one
+that are, as not all of them had room."""
+_UNUSED = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -65,40 +68,20 @@ class Queued:
 
 @dataclass(slots=True, eq=False)
 class Producer:
-    """The producer of numbered inserts, over all its sessions.
+    """A writer of numbered inserts, over all its sessions.
 
     Attributes
     ----------
     received, applied : int
         Inserts with lower numbers were received; are in the table.
-    streams : ProducerStreams
     skip : int
         Rows of its next insert that are in the table, as a checkpoint has them.
-    writers : list of WriterState
-        Its open writers.
     versions : dict of str to int
         Newest weights that its steps were made with; see `PolicyVersions`.
-    """
-
-    key: bytes
-    epoch: int
-    streams: ProducerStreams
-    received: int = 0
-    applied: int = 0
-    skip: int = 0
-    queue: deque[Queued] = field(default_factory=deque)
-    queued_bytes: int = 0
-    queued_rows: int = 0
-    writers: list[WriterState] = field(default_factory=list)
-    versions: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True, eq=False)
-class WriterState:
-    """A writer: a producer in a session.
-
-    Attributes
-    ----------
+    streams : int64 array
+        The table's number of each of its streams.
+    session, number : int
+        Of its open writer; session 0: it has none.
     window : int
         Rows that it may have beyond the applied ones, as its last ACK said.
     untold_bytes, untold_rows : int
@@ -106,42 +89,63 @@ class WriterState:
     heard : float
         When its last INSERT was received, on the server's clock.
     rows : int
-        Steps received.
-    gap : tuple of (int, int)
-        The newest gap: the missing number, and the highest number received beyond it.
+        Steps received since the writer was opened.
     slots : InsertSlots | None
         Memory that its rows may lie in.
     credit : int
         Rows of a queue that it may add, and that did not come: see NOTE [credits of a queue].
     """
 
-    session: int = field(repr=False)
-    number: int
+    key: bytes
     insert_queue: InsertQueue
-    producer: Producer
-    epoch: int
+    received: int = 0
+    applied: int = 0
+    skip: int = 0
+    queue: deque[Queued] = field(default_factory=deque)
+    queued_bytes: int = 0
+    queued_rows: int = 0
+    versions: dict[str, int] = field(default_factory=dict)
+    streams: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    session: int = field(default=0, repr=False)
+    number: int = 0
     window: int = 0
     untold_bytes: int = 0
     untold_rows: int = 0
     heard: float = 0.0
     rows: int = 0
-    gap: tuple[int, int] = (-1, -1)
     slots: InsertSlots | None = None
     credit: int = 0
 
-    @property
-    def fenced_by(self) -> int | None:
-        """The higher epoch that has taken the producer over."""
-        return self.producer.epoch if self.producer.epoch != self.epoch else None
+    def table_streams(self, own: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+        """Return the table's streams by its own numbers; new ones are added.
 
-    def check(self) -> None:
-        """Raise Malformed, FENCED, if a later epoch of the producer writes."""
-        if self.fenced_by is not None:
-            text = (
-                f"epoch {self.epoch} of this producer is fenced off by epoch {self.fenced_by}: "
-                "stop this writer"
-            )
-            raise Malformed(text, ErrorCode.FENCED, self.fenced_by)
+        Raises Malformed for a number too high.
+        """
+        most, table = int(own.max()), self.insert_queue.table
+        if most >= len(self.streams):
+            if most >= STREAMS:
+                text = f"a row is of stream {most}, a producer has at most {STREAMS}"
+                raise Malformed(f"{text}: number streams from 0")
+            more = np.full(max(most + 1, 2 * len(self.streams)), _UNUSED, np.int64)
+            more[: len(self.streams)] = self.streams
+            self.streams = more
+        numbers = self.streams[own]
+        if (numbers < 0).any():
+            for one in np.unique(own[numbers < 0]).tolist():
+                self.streams[one] = table.stream((self.key.hex(), one))
+            numbers = self.streams[own]
+        return numbers
+
+    def release_streams(self, end: bool) -> None:
+        """Let the table forget the streams whose episodes have ended; ``end``: end them all."""
+        table, used = self.insert_queue.table, self.streams[self.streams != _UNUSED].tolist()
+        if end:
+            table.end(used)
+        over = [one for one in used if not table.is_open(one)]
+        table.release(over)
+        self.streams[np.isin(self.streams, over)] = _UNUSED
+        if len(over) == len(used):
+            self.streams = np.empty(0, np.int64)
 
 
 class InsertQueue:
@@ -158,20 +162,16 @@ class InsertQueue:
 
     Attributes
     ----------
-    on_forget : callable
-        Called with the key of each forgotten producer.
     rests : bool
         The table is being loaded: no row goes in.
-    rows, duplicates, gaps : int
-        Steps inserted; inserts received twice; inserts received after a missing one.
+    rows, duplicates : int
+        Steps inserted; inserts received twice.
     moved : dict of Producer to None
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     blocked_time : BlockedTime
         When inserts waited for the table. `PullHandler` notes it.
     lags : ReceivedLags
         Of the received steps.
-    notes : Positions | None
-        Of the save that runs.
     """
 
     def __init__(
@@ -187,16 +187,14 @@ class InsertQueue:
         self._layout: RowLayout | None = None
         self._made_by: PolicyVersions | None = None
         self._producers: dict[bytes, Producer] = {}  # in the order in which writers left them
-        self._open: dict[WriterState, None] = {}
+        self._open: dict[Producer, None] = {}
         self._blocked: deque[Producer] = deque()
-        self.on_forget: Callable[[bytes], None] = lambda key: None
         self.moved: dict[Producer, None] = {}
-        self.rows = self.duplicates = self.gaps = 0
+        self.rows = self.duplicates = 0
         self._taken = 0  # rows of all kinds
         self.rests = False
         self.blocked_time = BlockedTime()
         self.lags = ReceivedLags(published or Publications())
-        self.notes: Positions | None = None
 
     @property
     def layout(self) -> RowLayout:
@@ -209,52 +207,46 @@ class InsertQueue:
     # -- writers -----------------------------------------------------------------------------------
 
     def open(
-        self, session: int, number: int, key: bytes, epoch: int, schema: Schema | None
-    ) -> tuple[WriterState, bool]:
-        """Open a writer; return it, and whether its producer was known before.
+        self, session: int, number: int, key: bytes, schema: Schema | None
+    ) -> tuple[Producer, bool]:
+        """Open a writer; return it, and whether it was known before. An earlier one is closed.
 
         Raises
         ------
         Malformed
-            SCHEMA, FENCED.
+            SCHEMA.
         AsyncLoaderError
             If no table can have this schema.
         """
         if self.table.closed:
             raise Unsupported(f"table {self.name!r} was closed: nothing is added to it any more")
         self._agree(schema)
-        known = self._producers.get(key)
-        resumed = known is not None and known.epoch == epoch
-        if known is None:
-            known = self._producers[key] = Producer(key, epoch, ProducerStreams(key, self.table))
-        elif epoch < known.epoch:
-            text = (
-                f"epoch {epoch} of this producer is fenced off by epoch {known.epoch}: a later one "
-                "of it writes now"
-            )
-            raise Malformed(text, ErrorCode.FENCED, known.epoch)
-        elif epoch > known.epoch:
-            self._begin(known, epoch)
-        writer = WriterState(session, number, self, known, epoch)
-        known.writers.append(writer)
-        self._open[writer] = None
+        writer = self._producers.get(key)
+        resumed = writer is not None
+        if writer is None:
+            writer = self._producers[key] = Producer(key, self)
+        else:
+            self.leave(writer, writer.session)
+        writer.session, writer.number = session, number
+        writer.untold_bytes = writer.untold_rows = writer.rows = writer.credit = 0
         writer.window = 0 if self.table.is_queue else self._window_rows
+        self._open[writer] = None
         return writer, resumed
 
-    def leave(self, writer: WriterState) -> None:
-        """Close a writer; its producer is remembered, see `GONE`. May be called again."""
-        producer = writer.producer
-        self._open.pop(writer, None)
-        if writer.slots is not None:
-            writer.slots.close()
-        if writer in producer.writers:
-            producer.writers.remove(writer)
-            self._release(producer)
-            if not producer.writers:
-                self._producers[producer.key] = self._producers.pop(producer.key)
-                self._forget_some()
+    def leave(self, writer: Producer, session: int) -> None:
+        """Close the writer of a session; it is remembered, see `GONE`. May be called again."""
+        if not session or writer.session != session:
+            return
+        writer.session = 0
+        del self._open[writer]
+        slots, writer.slots = writer.slots, None
+        if slots is not None:
+            slots.close()
+        self._release(writer)
+        self._producers[writer.key] = self._producers.pop(writer.key)
+        self._forget_some()
 
-    def window_of(self, writer: WriterState) -> int:
+    def window_of(self, writer: Producer) -> int:
         """Return the rows that a writer may have beyond those that are applied, from now on.
 
         See NOTE [credits of a queue].
@@ -265,12 +257,12 @@ class InsertQueue:
         if not self._blocked:  # what waits comes first
             free = takes - sum(one.credit for one in self._open)
             writer.credit += max(0, free) // len(self._open)
-        return min(self._window_rows, writer.producer.queued_rows + writer.credit)
+        return min(self._window_rows, writer.queued_rows + writer.credit)
 
     def _release(self, producer: Producer) -> None:
         """Release ended streams of a producer that does not write. It may continue the others."""
-        if not producer.writers and not producer.queue:
-            producer.streams.release_ended()
+        if not producer.session and not producer.queue and len(producer.streams):
+            producer.release_streams(end=False)
 
     def _agree(self, schema: Schema | None) -> None:
         if self.table.schema is None:
@@ -287,91 +279,58 @@ class InsertQueue:
             text = f"table {self.name!r} holds ({self.table.schema}), the writer has ({schema})"
             raise Malformed(text[:500], ErrorCode.SCHEMA, self.layout.schema_id)
 
-    def _begin(self, producer: Producer, epoch: int) -> None:
-        """Begin a new epoch.
-
-        Insert the old one's rows as far as possible, and end its open episodes.
-        """
-        self._advance(producer)
-        self._drop_queue(producer)
-        producer.streams.end()
-        producer.epoch, producer.received, producer.applied = epoch, 0, 0
-        producer.skip = 0
-        for fenced in producer.writers:
-            self._open.pop(fenced, None)
-        producer.writers.clear()
-        self._release(producer)
-        self.moved.pop(producer, None)
-
-    def _drop_queue(self, producer: Producer) -> None:
-        if producer.queue:
-            self._blocked.remove(producer)
-        producer.queue.clear()
-        producer.queued_bytes = producer.queued_rows = 0
-
     def _forget_some(self) -> None:
         """Forget the oldest producers that do not write."""
-        over = len(self._producers) - GONE
-        if over <= 0:
+        if len(self._producers) <= GONE:
             return
-        idle = [one for one in self._producers.values() if not one.writers and not one.queue]
+        idle = [one for one in self._producers.values() if not one.session and not one.queue]
         for one in idle[: max(0, len(idle) - GONE)]:
             del self._producers[one.key]
             self.moved.pop(one, None)
-            one.streams.release()
-            self.on_forget(one.key)
-
-    def knows(self, key: bytes) -> bool:
-        """Return whether a producer is remembered."""
-        return key in self._producers
+            one.release_streams(end=True)
 
     # -- inserts -----------------------------------------------------------------------------------
 
     def receive(
-        self, writer: WriterState, sequence: int, body: Insert, schema: int, seen: bool = False
-    ) -> type[Ack] | None:
-        """Take an insert. ``seen``: an earlier server may have delivered its rows.
-
-        Return what its writer has to be told now: an ACK of one that was received before, a GAP if
-        earlier ones are missing, unless it was told before it sent this one.
+        self, writer: Producer, sequence: int, body: Insert, schema: int, seen: bool = False
+    ) -> bool:
+        """Take an insert; return whether it is new. ``seen``: an earlier server may have
+        delivered its rows.
 
         Raises
         ------
         Malformed
-            FENCED, SCHEMA, LIMIT, and for rows that do not fit the schema. Nothing was received
-            then.
+            UNKNOWN_WRITER if earlier ones are missing; SCHEMA, LIMIT, and for rows that do not fit
+            the schema. Nothing was received then.
         """
-        writer.check()
-        producer = writer.producer
-        if sequence < producer.received:
+        if sequence < writer.received:
             self.duplicates += 1
-            return Ack
-        if sequence > producer.received:
-            self.gaps += 1
-            (missing, highest), writer.gap = writer.gap, (producer.received, sequence)
-            return None if missing == producer.received and sequence > highest else Gap
+            return False
+        if sequence > writer.received:
+            text = f"INSERT {sequence} came, {writer.received} is missing: open the writer again"
+            raise Malformed(text, ErrorCode.UNKNOWN_WRITER, writer.received)
         nbytes = body.nbytes
-        if producer.queue and (
-            producer.queued_bytes + nbytes > 2 * self._window_bytes
-            or producer.queued_rows + body.rows > 2 * self._window_rows
+        if writer.queue and (
+            writer.queued_bytes + nbytes > 2 * self._window_bytes
+            or writer.queued_rows + body.rows > 2 * self._window_rows
         ):
             text = (
-                f"{producer.queued_rows} rows ({producer.queued_bytes} bytes) of this writer wait "
-                "to be inserted"
+                f"{writer.queued_rows} rows ({writer.queued_bytes} bytes) of this writer wait to "
+                "be inserted"
             )
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
-        steps, count = self._read(producer, body, schema, seen)
-        done, producer.skip = min(producer.skip, len(steps)), 0
-        producer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
-        producer.queued_bytes += nbytes
-        producer.queued_rows += len(steps)
-        producer.received += 1
+        steps, count = self._read(writer, body, schema, seen)
+        done, writer.skip = min(writer.skip, len(steps)), 0
+        writer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
+        writer.queued_bytes += nbytes
+        writer.queued_rows += len(steps)
+        writer.received += 1
         writer.rows += count
         writer.credit = max(0, writer.credit - len(steps))
-        if len(producer.queue) == 1 and not self._advance(producer):
-            self._blocked.append(producer)
+        if len(writer.queue) == 1 and not self._advance_one(writer):
+            self._blocked.append(writer)
             self.blocked_time.note(True, writer.heard)
-        return None
+        return True
 
     def _read(
         self, producer: Producer, body: Insert, schema: int, seen: bool
@@ -391,7 +350,7 @@ class InsertQueue:
             )
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
-        streams, count = producer.streams.of(rows.streams), _steps(flags)
+        streams, count = producer.table_streams(rows.streams), _steps(flags)
         if self._made_by is None:
             assert self.table.schema is not None
             self._made_by = PolicyVersions(self.table.schema)
@@ -399,52 +358,41 @@ class InsertQueue:
             self.lags.add(policy, version, count)
         return Incoming(streams, flags, priorities, rows.columns, seen), count
 
-    def _advance(self, producer: Producer) -> bool:
-        """Insert what the table takes now; return whether the queue is empty."""
-        while producer.queue:
-            if not self._advance_one(producer):
-                return False
-        return True
-
     def _advance_one(self, producer: Producer) -> bool:
         """Insert the next message; return whether all of its rows are in."""
         first = producer.queue[0]
-        before = first.done
-        first.done = self.table.insert(first.steps, before)
-        whole = first.done - before == len(first.steps)
-        self.rows += first.count if whole else _steps(first.steps.flags[before : first.done])
-        self._taken += first.done - before
-        if first.done < len(first.steps):
-            self._note(producer, first.done)
+        self.table.insert(first.steps, first.done, partial(self._went_in, producer, first))
+        if producer.queue and producer.queue[0] is first:
             return False
-        producer.queue.popleft()
-        producer.queued_bytes -= first.nbytes
-        producer.queued_rows -= len(first.steps)
-        producer.applied += 1
-        self._note(producer, 0)
         self.moved[producer] = None
-        if not producer.writers:
-            self._release(producer)
+        self._release(producer)
         return True
 
-    def _note(self, producer: Producer, done: int) -> None:
-        if self.notes is not None:
-            at = Position(producer.key, producer.epoch, producer.applied, done)
-            self.notes.note(self.table.rows_had, at)
+    def _went_in(self, producer: Producer, first: Queued, done: int) -> None:
+        """Note the rows that went in. Under the table's lock: a save takes `positions` there."""
+        steps, before = first.steps, first.done
+        whole = done - before == len(steps)
+        self.rows += first.count if whole else _steps(steps.flags[before:done])
+        self._taken += done - before
+        first.done = done
+        if done == len(steps):
+            producer.queue.popleft()
+            producer.queued_bytes -= first.nbytes
+            producer.queued_rows -= len(steps)
+            producer.applied += 1
 
-    def positions(self) -> Iterator[Position]:
-        """Return where each producer is."""
-        for one in self._producers.values():
-            done = one.queue[0].done if one.queue else one.skip
-            yield Position(one.key, one.epoch, one.applied, done)
+    def positions(self) -> list[Position]:
+        """Return where each producer is. Under the table's lock, or in the loop."""
+        return [
+            (one.key.hex(), one.applied, one.queue[0].done if one.queue else one.skip)
+            for one in list(self._producers.values())
+        ]
 
     def restore(self, positions: Iterable[Position]) -> None:
         """Remember the producers of a checkpoint, which was loaded into the new table."""
-        for at in positions:
-            one = Producer(at.key, at.epoch, ProducerStreams(at.key, self.table))
-            one.received = one.applied = at.applied
-            one.skip = at.done
-            self._producers[at.key] = one
+        for key, applied, done in positions:
+            one = Producer(bytes.fromhex(key), self, applied, applied, done)
+            self._producers[one.key] = one
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""
@@ -458,16 +406,19 @@ class InsertQueue:
     def begin_anew(self) -> None:
         """Renumber all streams after a load: they are found by their names."""
         for producer in self._producers.values():
-            before = producer.streams.renumber()
+            before = {number: own for own, number in enumerate(producer.streams.tolist())}
+            producer.streams = np.empty(0, np.int64)
             for one in producer.queue:
-                said = np.array([before[old] for old in one.steps.streams.tolist()], np.uint32)
-                one.steps = replace(one.steps, streams=producer.streams.of(said))
+                own = np.array([before[old] for old in one.steps.streams.tolist()], np.uint32)
+                one.steps = replace(one.steps, streams=producer.table_streams(own))
 
-    def give_up(self) -> list[WriterState]:
+    def give_up(self) -> list[Producer]:
         """Drop waiting inserts of a closed table; return its writers."""
-        for producer in list(self._blocked):
-            self._drop_queue(producer)
-        return [writer for one in self._producers.values() for writer in one.writers]
+        for producer in self._blocked:
+            producer.queue.clear()
+            producer.queued_bytes = producer.queued_rows = 0
+        self._blocked.clear()
+        return list(self._open)
 
     @property
     def blocked(self) -> bool:

@@ -5,24 +5,35 @@
     CHECKPOINT.PATH/TABLE/rows             the count of rows
     CHECKPOINT.PATH/TABLE/newest/save-...  saves, the newest of which is restored
 
-See NOTE [slow work] in dispatch.py and NOTE [positions of a save] in producer_streams.py.
+See NOTE [slow work] in dispatch.py.
+
+# NOTE [counts that outlive a kill]
+A process that is killed says nothing more. What it wrote to a file stays with the kernel, so the
+next process reads how far the killed one was, and names what its checkpoint does not have.
+The count is written before rows are acknowledged, so it is never too small: rows whose
+acknowledgement was on its way are in it. After a power cut it may be an older one.
+
+Beside it stands how many rows were lost in sum. A process adds what it finds missing as soon as it
+begins, before it counts rows of its own: so a loss is not forgotten if the process that found it is
+killed before its status is read.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
 import os
+import struct
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from async_loader.errors import ConfigError, Unsupported
-from async_loader.feeder.server import producer_streams
-from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
-from async_loader.feeder.server.producer_streams import Position, Positions, RowCount
+from async_loader.errors import ConfigError, CorruptCheckpoint, Unsupported
+from async_loader.feeder.server.background_jobs import BackgroundJobs
+from async_loader.feeder.server.insert_queue import Position
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
@@ -95,11 +106,80 @@ def _as_file(name: str) -> str:
 
 
 _log = logging.getLogger("async_loader.feeder")
-NEWEST, ROWS = "newest", "rows"
+NEWEST, ROWS, PRODUCERS = "newest", "rows", "producers.json"
 LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
-_LOOP_S = 60.0
-_TURN_S = 0.02
+_FORMAT = struct.Struct("=8sQQ")
+_MAGIC = b"al-rows2"
+
+
+def positions_in(folder: Path) -> list[Position]:
+    """Return the positions of producers in the folder of a save; none if it has no file of them.
+
+    Raises
+    ------
+    CorruptCheckpoint
+    """
+    path = folder / PRODUCERS
+    try:
+        found = json.loads(path.read_bytes()) if path.exists() else []
+        return [(bytes.fromhex(key).hex(), int(applied), int(done)) for key, applied, done in found]
+    except (ValueError, TypeError) as error:
+        raise CorruptCheckpoint(f"{path}: it has no positions: {error}") from None
+
+
+class RowCount:
+    """The count of one table. It is locked: one process at a time has it.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it is not there, with its folder.
+
+    Attributes
+    ----------
+    before, lost : int
+        What the last process wrote; rows that were lost in sum, over all processes.
+
+    Raises
+    ------
+    ConfigError
+        If another process has it, or the file is something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._written, self.before, self.lost = -1, 0, 0
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = os.pread(self._fd, _FORMAT.size + 1, 0)
+            if found.strip(b"\0"):
+                magic, self.before, self.lost = _FORMAT.unpack(found)
+                if magic != _MAGIC:
+                    raise struct.error
+        except struct.error:
+            self.close()
+            text = f"{path} is no count of rows: remove it, or name another folder"
+            raise ConfigError(text) from None
+        except OSError:
+            self.close()
+            raise ConfigError(
+                f"{path.parent} has the checkpoints of another feeder, which runs: name another "
+                "folder in checkpoint.path, or end that one"
+            ) from None
+
+    def note(self, rows: int) -> None:
+        """Write the count, if it has changed. Cheap."""
+        if rows != self._written:
+            os.pwrite(self._fd, _FORMAT.pack(_MAGIC, rows, self.lost), 0)
+            self._written = rows
+
+    def close(self) -> None:
+        """Release the file. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 class TableSaves:
@@ -114,6 +194,8 @@ class TableSaves:
         Of the table.
     every_s : float, optional
         ``None``: only the count is kept.
+    clock : callable
+        Monotonic seconds.
 
     Attributes
     ----------
@@ -121,95 +203,114 @@ class TableSaves:
         Of the newest save.
     lost : int
         Rows that the last process had acknowledged, and that are not restored.
-    positions : list of Position
-        Of the producers, as the save has them.
+    due : float | None
+        When the next save is.
 
     Raises
     ------
     ConfigError, CorruptCheckpoint, SchemaError
     """
 
+    entry: TableEntry
+
     def __init__(
-        self, name: str, buffer: ReplayBuffer, folder: Path, every_s: float | None
+        self,
+        name: str,
+        buffer: ReplayBuffer,
+        folder: Path,
+        every_s: float | None,
+        clock: Callable[[], float],
     ) -> None:
-        self.name, self.buffer, self.every_s = name, buffer, every_s
+        self.name, self.buffer, self.every_s, self._clock = name, buffer, every_s, clock
         self._root = folder / NEWEST
         self.number: int | None = None
-        self.positions: list[Position] = []
+        self._positions: list[Position] = []
         self._restored_rows = 0
         self._count = RowCount(folder / ROWS)
         try:
             self._restore()
-            self._count.begin(parts_of(buffer).state.steps_had, self.lost)
+            self._count.lost += self.lost
+            self.note()
         except BaseException:
-            self._count.close()
+            self.close()
             raise
         self.saving = False
-        self.report: SaveReport | None = None
-        self.saved_at: float | None = None
+        self._report: SaveReport | None = None
+        self._saved_at = 0.0
         self.failed: str | None = None
-        self._saved_counts = self.counts()
+        self.due = None if every_s is None else clock() + every_s
+        self._saved_counts = self._counts()
 
     def _restore(self) -> None:
-        self.lost = had = self._count.before or 0
+        self.lost = had = self._count.before
         saves = sorted(self._root.glob("save-*")) if self.every_s is not None else []
         if not saves:
             return
         self.number = int(saves[-1].name.removeprefix("save-"))
         self.buffer.load(self._root)
         self._restored_rows = self.buffer.stats().size
-        self.positions = producer_streams.read(saves[-1])
-        self.lost = max(0, had - parts_of(self.buffer).state.steps_had)
+        self._positions = positions_in(saves[-1])
+        self.lost = max(0, had - self._steps_had)
         if self.lost:
             _log.warning(
                 "table %s: %d rows that were acknowledged after save %d are lost",
                 self.name, self.lost, self.number,
             )  # fmt: skip
 
-    def note(self, rows: int) -> None:
+    @property
+    def _steps_had(self) -> int:
+        return parts_of(self.buffer).state.steps_had
+
+    def _counts(self) -> tuple[int, ...]:
+        stats = self.buffer.stats()
+        return self._steps_had, stats.sampled, stats.deleted
+
+    def begin(self, entry: TableEntry) -> None:
+        """Let the loop's entry of the table go on where the save ends."""
+        self.entry = entry
+        entry.insert_queue.restore(self._positions)
+
+    def note(self) -> None:
         """Write the count of rows. In the loop, before they are acknowledged."""
-        self._count.note(rows)
+        self._count.note(self._steps_had)
 
     def changed(self) -> bool:
-        """Return whether the table has changed since its newest save."""
-        return self.counts() != self._saved_counts
+        """Return whether the table is open, and has changed since its newest save."""
+        return not self.entry.table.closed and self._counts() != self._saved_counts
 
-    def counts(self) -> tuple[int, ...]:
-        stats = self.buffer.stats()
-        return parts_of(self.buffer).state.steps_had, stats.sampled, stats.deleted
-
-    def save(self, positions: Callable[[int], list[Position]]) -> SaveReport:
-        """Write a save. On the background thread."""
-        saver = saver_of(self.buffer)
-        saver.beside = (
-            producer_streams.FILE,
-            lambda rows: producer_streams.encode(positions(rows)),
-        )
-        try:
-            self._root.parent.mkdir(parents=True, exist_ok=True)
-            report: SaveReport = self.buffer.save(self._root)
-            return report
-        finally:
-            saver.beside = None
-
-    def saved(self, result: Any, counts: tuple[int, ...], now: float) -> None:
-        """Note the result of `save`. In the loop."""
-        self.saving = False
-        if isinstance(result, BaseException):
-            self.failed = str(result) or type(result).__name__
-            _log.error("table %s was not saved: %s", self.name, self.failed)
+    def save(self, jobs: BackgroundJobs) -> None:
+        """Begin a save, if the table has changed and none is under way."""
+        if self.saving or not self.changed():
             return
-        self.report, self.saved_at, self.failed = result, now, None
-        self.number = result.number
-        self._saved_counts = counts
+        counts, saver, queue = self._counts(), saver_of(self.buffer), self.entry.insert_queue
 
-    def status(self, now: float) -> dict[str, Any]:
+        def work() -> SaveReport:
+            saver.beside = PRODUCERS, lambda: json.dumps(queue.positions()).encode()
+            try:
+                self._root.parent.mkdir(parents=True, exist_ok=True)
+                return self.buffer.save(self._root)
+            finally:
+                saver.beside = None
+
+        def done(result: Any) -> None:
+            self.saving = False
+            if isinstance(result, BaseException):
+                self.failed = str(result) or type(result).__name__
+                _log.error("table %s was not saved: %s", self.name, self.failed)
+                return
+            self._report, self._saved_at, self.failed = result, self._clock(), None
+            self.number, self._saved_counts = result.number, counts
+
+        self.saving = True
+        jobs.add(work, done)
+
+    def status(self) -> dict[str, Any]:
         """Return the plain values of `CheckpointStatus`."""
-        report = self.report
+        report = self._report
         return {
             "every_s": self.every_s,
             "number": self.number,
-            "age_s": None if self.saved_at is None else now - self.saved_at,
+            "age_s": None if report is None else self._clock() - self._saved_at,
             "save_s": None if report is None else report.duration_s,
             "nbytes": None if report is None else report.nbytes,
             "saving": self.saving,
@@ -220,6 +321,7 @@ class TableSaves:
         }
 
     def close(self) -> None:
+        """Release the count. May be called again."""
         self._count.close()
 
 
@@ -228,25 +330,16 @@ class PeriodicSaves:
 
     Parameters
     ----------
-    tables : dict of TableSaves
+    tables : sequence of TableSaves
     clock : callable
+        Monotonic seconds.
     """
 
     def __init__(
-        self,
-        tables: Mapping[str, TableSaves] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, tables: Sequence[TableSaves] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.tables = dict(tables or {})
-        self._clock = clock
-        self._entries: Mapping[str, TableEntry] = {}
-        self._jobs: BackgroundJobs | None = None
-        self._loop_calls: LoopCalls | None = None
-        self._due = {
-            name: clock() + one.every_s
-            for name, one in self.tables.items()
-            if one.every_s is not None
-        }
+        self._tables, self._clock = tables, clock
+        self._due = [one for one in tables if one.due is not None]
         self._last: Deadline | None = None
 
     @classmethod
@@ -258,31 +351,27 @@ class PeriodicSaves:
         count: bool = False,
     ) -> PeriodicSaves:
         """Restore the tables, and return their saves. Raises as `TableSaves`."""
-        made: dict[str, TableSaves] = {}
-        if every_s is None and not count:
-            return cls()
+        made: list[TableSaves] = []
         try:
-            for name, buffer in buffers.items():
-                made[name] = TableSaves(name, buffer, folders.of(name, "."), every_s)
+            for name, buffer in buffers.items() if count or every_s is not None else ():
+                folder = folders.of(name, ".")
+                made.append(TableSaves(name, buffer, folder, every_s, time.monotonic))
         except BaseException:
-            for one in made.values():
+            for one in made:
                 one.close()
             raise
         return cls(made)
 
-    def begin(
-        self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs, loop_calls: LoopCalls
-    ) -> None:
+    def begin(self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs) -> None:
         """Take what the loop has."""
-        self._entries, self._jobs, self._loop_calls = entries, jobs, loop_calls
-        for name, one in self.tables.items():
-            entries[name].insert_queue.restore(one.positions)
-        self.note()
+        self._jobs = jobs
+        for one in self._tables:
+            one.begin(entries[one.name])
 
     def note(self) -> None:
         """Write the counts of rows. Called before rows are acknowledged."""
-        for name, one in self.tables.items():
-            one.note(self._entries[name].table.steps_had)
+        for one in self._tables:
+            one.note()
 
     @property
     def ending(self) -> bool:
@@ -293,74 +382,48 @@ class PeriodicSaves:
         """Return the seconds until `step` has something to do."""
         if self._last is not None:
             return self._last.left()
-        return max(0.0, min(self._due.values()) - self._clock()) if self._due else None
+        due = min((one.due for one in self._due if one.due is not None), default=None)
+        return None if due is None else max(0.0, due - self._clock())
 
     def step(self) -> None:
         """Begin the saves that are due. Never waits."""
         now = self._clock()
-        for name, due in self._due.items():
-            if now >= due and self._last is None:
-                one = self.tables[name]
-                self._due[name] = now + (one.every_s or 0.0)
-                if not self._entries[name].rests:
-                    self._save(one)
-
-    def end_job(self, jobs: BackgroundJobs, timeout_s: float) -> str:
-        """Wait for the job that is at work: a save asks the loop, which is here, for positions.
-
-        Return which tables are not saved as they are now, and why; empty: all are.
-        """
-        deadline = Deadline(timeout_s)
-        assert self._loop_calls is not None
-        while not jobs.close(min(_TURN_S, deadline.left_or_inf())) and not deadline.expired:
-            self._loop_calls.make()
-        jobs.finish()
-        late = "its last save was not over in time"
-        return "; ".join(
-            f"table {name!r} was not saved: {self.tables[name].failed or late}"
-            for name in self._due
-            if not self._entries[name].table.closed and self.tables[name].changed()
-        )
+        for one in self._due if self._last is None else ():
+            if one.due is not None and now >= one.due:
+                one.due = now + (one.every_s or 0.0)
+                if not one.entry.rests:
+                    one.save(self._jobs)
 
     def ended(self) -> bool:
         """Return whether the last saves are made. The first call begins them: no row goes in."""
         if self._last is None:
             self._last = Deadline(LAST_S if self._due else 0.0, self._clock)
-            for name in self._due:
-                self.tables[name].failed, self._entries[name].rests = None, True
-        for name in self._due:  # again after a periodic one that was under way
-            if self.tables[name].failed is None:
-                self._save(self.tables[name])
-        return self._last.expired or not any(self.tables[name].saving for name in self._due)
+            for one in self._due:
+                one.failed, one.entry.rests = None, True
+        for one in self._due:  # again after a periodic one that was under way
+            if one.failed is None:
+                one.save(self._jobs)
+        return self._last.expired or not any(one.saving for one in self._due)
 
-    def _save(self, one: TableSaves) -> None:
-        """Begin a save, if the table has changed and none is under way."""
-        entry = self._entries[one.name]
-        if one.saving or entry.table.closed or not one.changed():
-            return
-        counts, positions = one.counts(), Positions(entry.insert_queue.positions())
-        entry.insert_queue.notes = positions
+    def end_job(self, timeout_s: float) -> str:
+        """Wait for the job that is at work.
 
-        def done(result: Any) -> None:
-            entry.insert_queue.notes = None
-            one.saved(result, counts, self._clock())
-
-        assert self._jobs is not None
-        one.saving = True
-        work = partial(one.save, partial(self._positions, positions))
-        self._jobs.add(work, done)
-
-    def _positions(self, positions: Positions, rows: int) -> list[Position]:
-        """Read the notes in the loop, and wait for it. On the background thread."""
-        assert self._loop_calls is not None
-        return self._loop_calls.ask(lambda: positions.at(rows), _LOOP_S)
+        Return which tables are not saved as they are now, and why; empty: all are.
+        """
+        self._jobs.close(timeout_s)
+        self._jobs.finish()
+        late = "its last save was not over in time"
+        return "; ".join(
+            f"table {one.name!r} was not saved: {one.failed or late}"
+            for one in self._due
+            if one.changed()
+        )
 
     def status(self) -> dict[str, Any]:
         """Return the status of each table by name."""
-        now = self._clock()
-        return {name: one.status(now) for name, one in self.tables.items()}
+        return {one.name: one.status() for one in self._tables}
 
     def close(self) -> None:
         """Release the counts. May be called again."""
-        for one in self.tables.values():
+        for one in self._tables:
             one.close()

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed
+from async_loader.feeder.plain_values import view_from
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.policy_lag import PolicyVersions
-from async_loader.feeder.shared import BatchSlot, SharedBatchRing
-from async_loader.feeder.wire import BatchForm, ErrorCode, View
-from async_loader.feeder.wire_views import view_from
+from async_loader.feeder.server.shared_memory import BatchSlot, SharedBatchRing
+from async_loader.feeder.wire import BatchForm, ErrorCode
 from async_loader.replay.table.nonblocking_table import NonblockingTable
-from async_loader.replay.table.sampler_session import SamplerSession
+from async_loader.replay.table.source_sampler import SamplerSession
 from async_loader.replay.views import View as TableView
 from async_loader.schema import Schema
 
@@ -315,15 +315,14 @@ class TableViews:
         self._table = table
         self._used: set[TableView | None] = set()
 
-    def of(self, said: View | None) -> TableView | None:
+    def of(self, plain: dict[str, Any] | None) -> TableView | None:
         """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
-        if said is None:
+        if plain is None:
             return None
-        n = said.n if said.hindsight is None else said.hindsight.n
-        if n is not None and n > MOST_STEPS:
+        view = view_from(plain)
+        if (n := getattr(view, "n_steps", 1)) > MOST_STEPS:
             text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
             raise ConfigError(f"n_steps={n}: {text}")
-        view = view_from(said)
         if view not in self._used and len(self._used) >= MOST_VIEWS:
             text = f"readers of table {self._table!r} use {MOST_VIEWS} views, which is the limit"
             raise Malformed(text, ErrorCode.LIMIT)

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Literal
 
 from async_loader.errors import Malformed
-from async_loader.feeder.server.insert_queue import WriterState
+from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
@@ -66,7 +66,7 @@ class Session:
     heard: float
     user: str | None = None
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
-    writers: dict[int, WriterState] = field(default_factory=dict, repr=False)
+    writers: dict[int, Producer] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
     said_end: bool = False
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
@@ -113,13 +113,14 @@ class Session:
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of its inserts that wait for a table."""
-        return sum(writer.producer.queued_bytes for writer in self.writers.values())
+        return sum(writer.queued_bytes for writer in self.writers.values())
 
-    def close_writer(self, number: int) -> WriterState | None:
-        """Take a writer out; return it, or ``None`` for an unknown number."""
+    def close_writer(self, number: int) -> None:
+        """Close a writer, if there is one of this number."""
         writer = self.writers.pop(number, None)
-        self._rows_before += 0 if writer is None else writer.rows
-        return writer
+        if writer is not None:
+            self._rows_before += writer.rows
+            writer.insert_queue.leave(writer, self.number)
 
     def close_reader(self, number: int) -> ReaderState | None:
         """Take a reader out; return it, or ``None`` for an unknown number."""
@@ -164,6 +165,13 @@ class Sessions:
         """Return a session by number. O(1)."""
         return self._by_number.get(number)
 
+    def known(self, number: int) -> Session:
+        """Return a session by number. Raises Malformed, UNKNOWN_SESSION."""
+        session = self._by_number.get(number)
+        if session is None:
+            raise _unknown()
+        return session
+
     def before(self, hello: Hello, user: str | None) -> Session | None:
         """Return the session of the same client and user, which a new one replaces."""
         client = user, hello.client
@@ -196,11 +204,9 @@ class Sessions:
         Malformed
             UNKNOWN_SESSION; with the same text for the session of another user.
         """
-        session = self._by_number.get(number)
-        if session is None or session.user != user:
-            raise Malformed(
-                "this session is not known here: begin again with HELLO", ErrorCode.UNKNOWN_SESSION
-            )
+        session = self.known(number)
+        if session.user != user:
+            raise _unknown()
         session.heard = self._clock()
         session.routes[plane] = route
         return session
@@ -224,3 +230,8 @@ class Sessions:
             if one.heard + self._silence_s <= now
             or (one.ended and one.all_taken and (dead_too or one.end is SessionEnd.LEFT))
         ]
+
+
+def _unknown() -> Malformed:
+    text = "this session is not known here: begin again with HELLO"
+    return Malformed(text, ErrorCode.UNKNOWN_SESSION)

@@ -1,68 +1,264 @@
-"""Memory of clients of this host: rows of writers are read there, batches of readers written."""
+"""Memory of clients of this host: rows of writers are read there, batches of readers written; and
+weights in memory of the server, which clients map. A loop polls the socket where it is offered.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, Malformed
-from async_loader.feeder.server.producer_streams import InsertSlots
-from async_loader.feeder.server.sessions import Session, Sessions
-from async_loader.feeder.server.weights import WeightStore
-from async_loader.feeder.shared import Listener, Offer, Owner, SharedBatchRing, WeightsRequest
+from async_loader.feeder.memory_offer import Offer, WeightsRequest, answered, read_record
+from async_loader.feeder.server.acceptor import NO_ROOM, ReserveDescriptor, owner_only
+from async_loader.feeder.wire import Insert, RowLayout, SlotInsert
+from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
+Arrays = list[npt.NDArray[Any]]
+_log = logging.getLogger("async_loader")
+_CALLERS = 64
+_RECORD_S = 0.05
+"""For a caller's record: it is sent as soon as the caller is connected."""
 
-class SharedMemoryAcceptor:
-    """Takes clients' offers of memory. Poll `listener`, and call its `handle`.
+
+class InsertSlots:
+    """Slots that the writer fills. It fills one again when the INSERT in it is acknowledged.
+
+    Parameters
+    ----------
+    segment : Segment
+        Closed with the slots. Rows that wait for their table keep the memory.
+    offer : Offer
+    """
+
+    def __init__(self, segment: Segment, offer: Offer) -> None:
+        self._segment, self._offer = segment, offer
+
+    def insert(self, body: SlotInsert, layout: RowLayout) -> Insert:
+        """Return the INSERT with its frames: the large ones as views of the slot.
+
+        What is checked before it is used, small fields and bools, is copied: the writer's process
+        could change it in between.
+
+        Raises
+        ------
+        Malformed
+            If there is no such slot, or the rows do not fit into one.
+        """
+        slots, slot_bytes = self._offer.slots, self._offer.slot_bytes
+        if body.slot >= slots:
+            raise Malformed(f"INSERT names slot {body.slot}, this writer has {slots}")
+        places, nbytes = layout.slot_places(body.capacity)
+        if nbytes > slot_bytes:
+            raise Malformed(
+                f"{body.capacity} rows take {nbytes} bytes, a slot of this writer has {slot_bytes}"
+            )
+        begin = body.slot * slot_bytes
+        frames = [
+            self._segment.view(begin + place, size)
+            for place, size in zip(places, layout.sizes(body.rows), strict=True)
+        ]
+        frames[0] = memoryview(bytes(frames[0]))
+        for frame, i in enumerate(layout.large, 1):
+            if i in layout.bools:
+                frames[frame] = memoryview(bytes(frames[frame]))
+        return Insert(body.rows, frames)
+
+    def close(self) -> None:
+        """Unmap the memory, once no row in it waits. May be called again."""
+        self._segment.close()
+
+
+@dataclass(slots=True, eq=False)
+class BatchSlot:
+    """Memory for one batch.
+
+    Attributes
+    ----------
+    slot, generation : int
+        Its number in the reader's memory; in shared memory, how often it was taken.
+    arrays : list of arrays [batch_size, *shape]
+    target : object
+        The arrays as a target for `SamplerSession.fill`, made by the first fill.
+    """
+
+    slot: int
+    generation: int
+    arrays: Arrays
+    target: Any = None
+
+
+class SharedBatchRing:
+    """Slots that the learner has freed, each with the arrays of a batch.
+
+    Parameters
+    ----------
+    segment : Segment
+        Closed with the ring.
+    offer : Offer
+    schema : Schema
+        Of a batch's rows.
+    rows : int
+        Of a batch.
+
+    Raises
+    ------
+    Malformed
+        If a batch does not fit into a slot.
+    """
+
+    def __init__(self, segment: Segment, offer: Offer, schema: Schema, rows: int) -> None:
+        layout = BatchLayout.contiguous(schema, rows)
+        if layout.nbytes > offer.slot_bytes:
+            raise Malformed(
+                f"a batch takes {layout.nbytes} bytes, a slot has {offer.slot_bytes}: offer larger "
+                "ones"
+            )
+        self._segment = segment
+        self._batch_slots = [
+            BatchSlot(i, 0, layout.views(segment.bytes(i * offer.slot_bytes, offer.slot_bytes)))
+            for i in range(offer.slots)
+        ]
+        self._free: deque[int] = deque()
+        self._lent = set(range(offer.slots))
+
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Free slots that the learner uses no more. The first one is taken next.
+
+        Raises
+        ------
+        Malformed
+            For a slot that does not exist, or is free already.
+        """
+        for slot in reversed(slots):
+            if slot not in self._lent:
+                raise Malformed(
+                    f"slot {slot} was given back and is not lent: there are "
+                    f"{len(self._batch_slots)}"
+                )
+            self._lent.remove(slot)
+            self._free.appendleft(slot)  # see NOTE [the slot that came back last comes next]
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self) -> BatchSlot:
+        """Take a free slot. There is one."""
+        batch_slot = self._batch_slots[self._free.popleft()]
+        self._lent.add(batch_slot.slot)
+        batch_slot.generation = (batch_slot.generation + 1) & 0xFFFFFFFF
+        return batch_slot
+
+    def put_back(self, batch_slot: BatchSlot) -> None:
+        """Free a slot that was taken and not used."""
+        self._lent.remove(batch_slot.slot)
+        self._free.appendleft(batch_slot.slot)
+
+    def close(self) -> None:
+        self._batch_slots.clear()
+        self._free.clear()
+        self._segment.close()
+
+
+class Listener:
+    """Receives offers.
 
     Parameters
     ----------
     path : str
-        Of the unix socket.
-    sessions : Sessions
-        Whose readers and writers may be offered memory.
-    weights : WeightStore
-        Whose memory sessions may map.
+        Of the unix socket, which only this user can connect to.
+    take : callable
+        Called with an `Offer` and a descriptor, which it owns. Raises Malformed to refuse.
+    give : callable
+        Called with a `WeightsRequest`; returns the descriptor of their memory. Raises Malformed to
+        refuse.
 
     Raises
     ------
     ConfigError
-        If nothing can listen there.
+        If it cannot be bound.
     """
 
-    def __init__(self, path: str, sessions: Sessions, weights: WeightStore) -> None:
-        self._sessions, self._weights = sessions, weights
-        weights.shared = True
+    def __init__(
+        self,
+        path: str,
+        take: Callable[[Offer, int], None],
+        give: Callable[[WeightsRequest], int],
+    ) -> None:
+        self.path, self._take, self._give = path, take, give
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            self.listener = Listener(path, self._take, self._give)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of a killed server: the address lock excludes a living one
+            with owner_only():
+                self._socket.bind(path)
+            self._socket.listen(_CALLERS)
         except OSError as error:
+            self._socket.close()
             raise ConfigError(
                 f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
             ) from None
+        self._reserve = ReserveDescriptor()
+        self._reserve.refill()
 
-    def _session(self, number: int) -> Session:
-        session = self._sessions.get(number)
-        if session is None:
-            raise Malformed("this session is not known here: begin again with HELLO")
-        return session
+    def fileno(self) -> int:
+        """Return what to poll for reading."""
+        return self._socket.fileno()
 
-    def _give(self, wanted: WeightsRequest) -> int:
-        self._session(wanted.session)
-        return self._weights.memory_of(wanted.name, wanted.version, wanted.run)
-
-    def _take(self, offer: Offer, fd: int) -> None:
-        segment = Segment.attach(fd, offer.nbytes)
+    def handle(self) -> None:
+        """Hear a caller. Called when it is readable."""
         try:
-            session, number = self._session(offer.session), offer.number
-            if offer.owner is Owner.WRITER:
-                writer = session.writers.get(number)
-                if writer is None or writer.slots is not None:
-                    raise Malformed(f"there is no writer {number} that takes memory: open it first")
-                writer.slots = InsertSlots(segment, offer)
-                return
-            reader = session.readers.get(number)
-            if reader is None or not reader.shared or reader.batch_ring is not None:
-                raise Malformed(f"there is no reader {number} that takes memory: open it first")
-            rows = reader.batch_size
-            reader.batch_ring = SharedBatchRing(segment, offer, reader.schema, rows)
-        except BaseException:
-            segment.close()
-            raise
+            caller, _ = self._socket.accept()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                with contextlib.suppress(OSError):
+                    self._reserve.turn_away(self._socket)
+            return
+        with caller:
+            caller.settimeout(_RECORD_S)
+            self._hear(caller)
+
+    def _hear(self, caller: socket.socket) -> None:
+        fds: list[int] = []
+        given: list[int] = []
+        reason: str | None = None
+        try:
+            record, fds, _, _ = socket.recv_fds(caller, 4096, 8)
+            asked = read_record(record)
+            if isinstance(asked, WeightsRequest):
+                given.append(self._give(asked))
+            elif len(fds) != 1:
+                text = f"an offer of memory came with {len(fds)} descriptors, it takes one"
+                raise Malformed(text)
+            else:
+                asked.check(fds[0])
+                self._take(asked, os.dup(fds[0]))
+        except Malformed as error:
+            reason = str(error)
+        except OSError as error:
+            reason = f"the memory could not be mapped: {error}"
+        except Exception as error:  # of one caller: it must not end the loop
+            _log.exception("an offer of memory could not be answered")
+            reason = f"{type(error).__name__}: {error}; the server's log has more"
+        finally:
+            for fd in fds:
+                os.close(fd)
+        with contextlib.suppress(OSError):
+            socket.send_fds(caller, [answered(reason)], given)
+
+    def close(self) -> None:
+        """Close the socket, and remove its file."""
+        self._socket.close()
+        self._reserve.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)

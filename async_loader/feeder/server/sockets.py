@@ -26,7 +26,7 @@ from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind
 from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
 from async_loader.feeder.wire import ErrorCode, Limits, Plane, encode, refuse
 from async_loader.feeder.wire.codes import CONTROL_BYTES, FRAMES
-from async_loader.feeder.zmtp import Connection, Mechanism, Null, ProtocolError
+from async_loader.feeder.zmtp import Connection, Null, ProtocolError
 
 _log = logging.getLogger("async_loader")
 _SCRATCH_BYTES = 64 << 10
@@ -66,8 +66,8 @@ class ServerSockets:
         Returns the routes of sessions, which are not ended to make room.
     parted : bool
         Whether a connection of a session has ended; the code that looks into it clears it.
-    unsent, ignored : int
-        Messages that could not be sent; that were dropped after others that could not be read.
+    unsent : int
+        Messages that could not be sent.
     violations, spared, faults : int
         Connections that were ended: for a protocol error; to make room; for an error here.
     """
@@ -77,14 +77,14 @@ class ServerSockets:
         endpoints: Mapping[Plane, str],
         limits: Limits,
         bind: Bind | None = None,
-        mechanism: Callable[[], Mechanism] = Null,
+        mechanism: Callable[[], Null] = Null,
         most: int = 4096,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.endpoints: dict[Plane, str] = {}
         self.needed: Callable[[], Collection[PeerConnection]] = tuple
         self.parted = False
-        self.unsent = self.ignored = self.violations = self.spared = self.faults = 0
+        self.unsent = self.violations = self.spared = self.faults = 0
         frame_bytes = max(limits.message_bytes, CONTROL_BYTES)
         self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
         self._out_bytes = max(limits.in_flight_bytes, frame_bytes)
@@ -355,7 +355,6 @@ class ServerSockets:
     def _go_on(self, link: PeerConnection) -> None:
         connection = link.connection
         if link.refusals >= _PATIENCE:
-            self.ignored += len(connection.messages)
             link.forget()
             self._part(link)
             return

@@ -6,18 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from async_loader.errors import Malformed
-from async_loader.feeder.curve_keys import CurveAuthenticator
+from async_loader.feeder.memory_offer import Offer, WeightsRequest
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Counters, Totals
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
+from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import NonblockingTable
+from async_loader.shm.segment import Segment
 
 
 class TableEntry:
@@ -97,7 +99,6 @@ class ServerState:
     window_bytes: int
     window_rows: int
     clock: Callable[[], float]
-    authenticator: CurveAuthenticator | None = None
     draining: bool = False
     memory: str | None = None
     """Where learners of this host offer memory for their batches."""
@@ -141,12 +142,30 @@ class ServerState:
             )
         return table
 
-    def release(self, producer: bytes) -> None:
-        """Drop the key ownership of a producer id that no table remembers."""
-        if self.authenticator is not None and not any(
-            table.insert_queue.knows(producer) for table in self.tables.values()
-        ):
-            self.authenticator.forget(producer)
+    def give_memory(self, wanted: WeightsRequest) -> int:
+        """Return the descriptor of the memory of weights. Raises Malformed."""
+        self.sessions.known(wanted.session)
+        return self.weights.memory_of(wanted.name, wanted.version, wanted.run)
+
+    def take_memory(self, offer: Offer, fd: int) -> None:
+        """Take memory for a writer's rows, or a reader's batches. Raises Malformed."""
+        segment = Segment.attach(fd, offer.nbytes)
+        try:
+            session, number = self.sessions.known(offer.session), offer.number
+            if offer.owner == "writer":
+                writer = session.writers.get(number)
+                if writer is None or writer.slots is not None:
+                    raise Malformed(f"there is no writer {number} that takes memory: open it first")
+                writer.slots = InsertSlots(segment, offer)
+                return
+            reader = session.readers.get(number)
+            if reader is None or not reader.shared or reader.batch_ring is not None:
+                raise Malformed(f"there is no reader {number} that takes memory: open it first")
+            rows = reader.batch_size
+            reader.batch_ring = SharedBatchRing(segment, offer, reader.schema, rows)
+        except BaseException:
+            segment.close()
+            raise
 
     def begin_to_drain(self) -> None:
         """Open nothing new; deliver what is queued, short last batches too."""
@@ -158,8 +177,7 @@ class ServerState:
         """End a session: its leased batches go back. Its producers stay, for a later session."""
         for reader in session.readers.values():
             self.table(reader.table).scheduler.close(reader)
-        for writer in session.writers.values():
-            writer.insert_queue.leave(writer)
+        for number in list(session.writers):
+            session.close_writer(number)
         session.readers.clear()
-        session.writers.clear()
         self.weights.gone(session.number)

@@ -75,7 +75,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "waiting": waits[:_WAITING],
         "policy_lags": insert_queue.lags.snapshot(),
         "policies": lags(
-            [one.producer.versions for one in writers], server_state.published, scheduler.given
+            [one.versions for one in writers], server_state.published, scheduler.given
         ),
         "writers": len(writers),
         "readers": sum(
@@ -83,7 +83,6 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         ),
         "rows_in": insert_queue.rows,
         "duplicates": insert_queue.duplicates,
-        "gaps": insert_queue.gaps,
         "queued_rows": queued_rows,
         "queued_bytes": queued_bytes,
         "queue_age_s": 0.0 if queued_since is None else now - queued_since,
@@ -98,7 +97,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
 
 def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
     now = server_state.clock()
-    made = [one.producer.versions for one in session.writers.values()]
+    made = [one.versions for one in session.writers.values()]
     behind = lags(made, server_state.published).values()
     return {
         "id": session.id,

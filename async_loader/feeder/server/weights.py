@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from async_loader.errors import Malformed, OutOfMemory, Unsupported
-from async_loader.feeder.shared import SHARED_FROM
+from async_loader.feeder.memory_offer import SHARED_FROM
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
-from async_loader.feeder.wire.data import Buffer
+from async_loader.feeder.wire.calls import Buffer
 from async_loader.shm.segment import Segment
 
 MOST_NAMES = 256

@@ -5,7 +5,7 @@
     frames ──decode──▶ Message(body, session, sequence, ...) ──encode──▶ frames
                           │
          control, calls   │ HELLO WELCOME OPEN_WRITER ... GET ...      one msgpack map
-         data             │ ACK GAP PULL RETURN ...                    one msgpack array
+         data             │ ACK PULL RETURN ...                        one msgpack array
          rows             │ INSERT BATCH                               packed rows, large arrays
                           ▼
     [ header 36 B | body frame 0 | body frame 1 ... ]                  docs/wire.md has all of it
@@ -20,7 +20,7 @@ changes. It is never answered with an ERROR.
 
 # NOTE [two steps]
 An INSERT is decoded without its rows, which takes microseconds for any size: the header says
-whether it is a duplicate, a gap, or of a fenced writer. Only then are the rows read.
+whether it is a duplicate, or comes after one that is missing. Only then are the rows read.
 """
 
 from __future__ import annotations
@@ -29,16 +29,31 @@ from async_loader.errors import Malformed
 from async_loader.feeder.wire.calls import (
     About,
     AboutReply,
+    Ack,
+    Applied,
     ById,
     Clear,
+    CloseReader,
     Delete,
+    Done,
+    Drain,
     Get,
     Got,
+    InSlot,
     Load,
     OfTable,
+    Ping,
+    Pong,
     Prioritize,
+    Pull,
+    Return,
     Save,
     Saved,
+    SlotBatches,
+    SlotInsert,
+    Status,
+    StatusReply,
+    Totals,
     Update,
 )
 from async_loader.feeder.wire.codes import (
@@ -72,38 +87,17 @@ from async_loader.feeder.wire.control import (
     End,
     Error,
     Hello,
-    HindsightView,
     Latest,
     OpenReader,
     OpenWriter,
     Publish,
     Published,
     Reader,
-    SequenceView,
     TensorSpec,
     TotalsReply,
-    View,
     Weights,
     Welcome,
     Writer,
-)
-from async_loader.feeder.wire.data import (
-    Ack,
-    Applied,
-    CloseReader,
-    Done,
-    Drain,
-    Gap,
-    InSlot,
-    Ping,
-    Pong,
-    Pull,
-    Return,
-    SlotBatches,
-    SlotInsert,
-    Status,
-    StatusReply,
-    Totals,
 )
 from async_loader.feeder.wire.message import VERSION, Message, decode, encode, refuse
 from async_loader.feeder.wire.rows import (

@@ -127,7 +127,6 @@ class Type(IntEnum):
     LOAD = 26
     INSERT = 32
     ACK = 33
-    GAP = 34
     SLOT_INSERT = 35
     PULL = 48
     BATCH = 49
@@ -174,7 +173,6 @@ class ErrorCode(IntEnum):
     UNKNOWN_SESSION = 4
     UNKNOWN_TABLE = 5
     SCHEMA = 6
-    FENCED = 7
     GAP = 8
     UNAUTHORIZED = 9
     LIMIT = 10
@@ -193,9 +191,9 @@ class ErrorCode(IntEnum):
 
 RETRY = {
     ErrorCode.UNKNOWN_SESSION: "after a new HELLO: the server does not know the session",
-    ErrorCode.UNKNOWN_WRITER: "after a new OPEN_WRITER with the same producer and epoch",
+    ErrorCode.UNKNOWN_WRITER: "after a new OPEN_WRITER with the same producer",
     ErrorCode.UNKNOWN_READER: "after a new OPEN_READER",
-    ErrorCode.GAP: "from the sequence that is expected",
+    ErrorCode.GAP: "from the part that is expected",
     ErrorCode.LIMIT: "later, when others have left or in-flight bytes are acknowledged",
     ErrorCode.DRAINING: "later, or at another server: this one takes nothing new",
     ErrorCode.TIMEOUT: "at once: nothing was lost",

@@ -32,7 +32,8 @@ from async_loader.feeder.wire.schema_codec import SchemaSpec
 
 Transport = Literal["tcp", "shm"]
 Share = Annotated[float, Meta(ge=0, le=1)]
-OrNone = Annotated[int, Meta(ge=0, le=codes.MOST_ROWS)]
+Plain = Annotated[dict[str, Any], Meta(max_length=16)]
+"""An object of a table as plain values, as in a configuration."""
 
 
 class Body(msgspec.Struct, frozen=True):
@@ -80,15 +81,11 @@ class Welcome(Control, frozen=True, kw_only=True):
 
 
 class OpenWriter(Control, frozen=True, kw_only=True):
-    """``producer`` is drawn once and kept.
-
-    An opening with a higher ``epoch`` fences earlier ones off.
-    """
+    """``producer`` is drawn once and kept."""
 
     TYPE = Type.OPEN_WRITER
     table: Name
     producer: Id
-    epoch: U32
     schema: SchemaSpec | None = None
 
 
@@ -110,71 +107,18 @@ class Writer(Control, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CloseWriter(Control, frozen=True, kw_only=True):
-    """``last`` is the number of INSERTs; the answer is an ACK once all are applied."""
+    """``last`` is the number of INSERTs, which are all applied; the answer is DONE."""
 
     TYPE = Type.CLOSE_WRITER
     last: U64
 
 
-class SequenceView(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
-    """Sequences of steps; the fields are the settings of `async_loader.Sequences`."""
-
-    length: Count
-    stride: Count
-    burn_in: OrNone = 0
-    bootstrap: OrNone = 0
-    dilation: Count = 1
-    boundary: Literal["stop", "pad", "cross"] = "stop"
-    state: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)] = ()
-    whole: bool = False
-    eta: Share = 0.9
-
-
-class HindsightView(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
-    """Transitions with hindsight goals; the fields are settings of `async_loader.Hindsight`.
-
-    ``ends``: whether a function of the client says which steps terminate.
-    """
-
-    strategy: Literal["future", "final", "episode"] = "future"
-    relabel_fraction: Share = 0.8
-    goal: Name = "desired_goal"
-    achieved: Name = "achieved_goal"
-    n: Count = 1
-    gamma: Share = 0.99
-    reward: Name = "reward"
-    info: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)] = ()
-    ends: bool = False
-
-
-class View(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
-    """Transitions over ``n`` steps, discounted by ``gamma``; or sequences, or hindsight goals."""
-
-    n: Count | None = None
-    gamma: Share | None = None
-    reward: Name = "reward"
-    sequences: SequenceView | None = None
-    hindsight: HindsightView | None = None
-
-    def __post_init__(self) -> None:
-        numbers = self.n is not None, self.gamma is not None
-        others = (self.sequences is not None) + (self.hindsight is not None)
-        if others > 1 or numbers != ((False, False) if others else (True, True)):
-            raise ValueError("a view has n and gamma, or sequences, or hindsight")
-
-
 class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     """``together``: batches that one message may hold, over tcp.
 
-    ``min_size``: the items that each batch waits for. ``sampler``: one of this reader's own, as in
-    a configuration. ``max_lag``: the versions that the policy of a step may be behind. With
-    ``masses``, ``weight`` is what a row's probability is in proportion to.
+    ``view``, ``sampler``: of this reader. ``min_size``: the items that each batch waits for.
+    ``max_lag``: the versions that the policy of a step may be behind. With ``masses``, ``weight``
+    is what a row's probability is in proportion to.
 
     With ``wait_s`` it is a reader for calls, and may take this long to open: each batch is drawn
     for a call, and an ERROR takes the place of one that there is not in time. A negative number:
@@ -184,7 +128,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     TYPE = Type.OPEN_READER
     table: Name
     batch_size: Count
-    view: View | None = None
+    view: Plain | None = None
     rank: U32 = 0
     world_size: Count = 1
     seed: U64 | None = None
@@ -193,7 +137,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     prefetch: Count = 4
     together: Count = 1
     min_size: Annotated[int, Meta(ge=1, le=2**63 - 1)] = 1
-    sampler: Annotated[dict[str, Any], Meta(max_length=16)] | None = None
+    sampler: Plain | None = None
     max_lag: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     masses: bool = False
     wait_s: codes.Patience | None = None
@@ -208,7 +152,7 @@ class Reader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``leased`` rows must be returned.
 
-    ``eta``: if each row is a sequence; see `SequenceView`.
+    ``eta``: if each row is a sequence; see `async_loader.Sequences`.
     """
 
     TYPE = Type.READER

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from async_loader.errors import Malformed
-from async_loader.feeder.wire import calls, codes, control, data
+from async_loader.feeder.wire import calls, codes, control
+from async_loader.feeder.wire.calls import Buffer
 from async_loader.feeder.wire.codes import ErrorCode, Limits, Type
 from async_loader.feeder.wire.control import Body, Control, Error
-from async_loader.feeder.wire.data import Buffer
 from async_loader.feeder.wire.rows import Batch, Framed, Insert
 
 MAGIC = b"ALDR"
@@ -32,7 +32,7 @@ _TYPES: dict[int, Type] = {int(kind): kind for kind in Type}
 _FRAMED: dict[Type, type[Framed]] = {Type.INSERT: Insert, Type.BATCH: Batch}
 KINDS: dict[Type, type[Control]] = {
     kind.TYPE: kind
-    for module in (control, calls, data)
+    for module in (control, calls)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Control) and hasattr(kind, "TYPE")
 }

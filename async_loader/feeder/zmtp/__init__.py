@@ -17,7 +17,7 @@ PyNaCl.
 
 from __future__ import annotations
 
-from async_loader.feeder.zmtp.connection import Connection, Mechanism, Null
+from async_loader.feeder.zmtp.connection import Connection, Null
 from async_loader.feeder.zmtp.frames import Buffer, ProtocolError
 
-__all__ = ["Buffer", "Connection", "Mechanism", "Null", "ProtocolError"]
+__all__ = ["Buffer", "Connection", "Null", "ProtocolError"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -36,7 +35,7 @@ class Connection:
 
     Parameters
     ----------
-    mechanism : Mechanism
+    mechanism : Null
     frame_bytes, message_bytes, message_frames : int
         Limits of a frame, and of all frames of a message: larger ones are refused before they are
         allocated.
@@ -61,7 +60,7 @@ class Connection:
     """
 
     def __init__(
-        self, mechanism: Mechanism, frame_bytes: int, message_bytes: int, message_frames: int
+        self, mechanism: Null, frame_bytes: int, message_bytes: int, message_frames: int
     ) -> None:
         self._mechanism = mechanism
         self._frame_bytes = frame_bytes + mechanism.overhead
@@ -280,8 +279,8 @@ class Connection:
         return parts, total
 
 
-class Mechanism(Protocol):
-    """The server's side of a handshake, and of the frames after it. Of one connection.
+class Null:
+    """The server's side of a handshake, and of the frames after it: of a connection without keys.
 
     Attributes
     ----------
@@ -295,27 +294,6 @@ class Mechanism(Protocol):
         Bytes that it adds to a frame.
     """
 
-    name: bytes
-    ready: bool
-    user: str | None
-    overhead: int
-
-    def begin(self) -> bytes:
-        """Return what to send after the greetings."""
-
-    def step(self, body: Buffer) -> bytes:
-        """Return the answer to a handshake command. Raises ProtocolError."""
-
-    def open(self, flags: int, body: Buffer) -> tuple[int, Buffer]:
-        """Return the flags and body of a received frame. Raises ProtocolError."""
-
-    def seal(self, frame: Buffer, nbytes: int, flags: int) -> tuple[bytes, Buffer]:
-        """Return a frame to send: its head, and its body on the wire."""
-
-
-class Null:
-    """See `Mechanism`."""
-
     name = b"NULL"
     overhead = 0
 
@@ -324,9 +302,11 @@ class Null:
         self.user: str | None = None
 
     def begin(self) -> bytes:
+        """Return what to send after the greetings."""
         return frames.command(b"READY", frames.OWN_METADATA)
 
     def step(self, body: Buffer) -> bytes:
+        """Return the answer to a handshake command. Raises ProtocolError."""
         name = frames.name_of(body)
         if name != b"READY":
             raise ProtocolError(f"the handshake has {name[:20]!r} where READY is due")
@@ -335,7 +315,9 @@ class Null:
         return b""
 
     def open(self, flags: int, body: Buffer) -> tuple[int, Buffer]:
+        """Return the flags and body of a received frame. Raises ProtocolError."""
         return flags, body
 
     def seal(self, frame: Buffer, nbytes: int, flags: int) -> tuple[bytes, Buffer]:
+        """Return a frame to send: its head, and its body on the wire."""
         return frames.head(nbytes, flags), frame

@@ -19,6 +19,7 @@ from nacl import bindings
 from nacl.exceptions import CryptoError
 
 from async_loader.feeder.zmtp import frames
+from async_loader.feeder.zmtp.connection import Null
 from async_loader.feeder.zmtp.frames import COMMAND, MORE, Buffer, ProtocolError
 
 _KEY, _MAC = 32, 16
@@ -33,8 +34,8 @@ _box: Any = getattr(bindings, "crypto_box_easy_afternm", bindings.crypto_box_aft
 _unbox: Any = getattr(bindings, "crypto_box_open_easy_afternm", bindings.crypto_box_open_afternm)
 
 
-class Curve:
-    """See `Mechanism`.
+class Curve(Null):
+    """See `Null`.
 
     Parameters
     ----------
@@ -51,8 +52,7 @@ class Curve:
         self, public: bytes, secret: bytes, user_of: Callable[[bytes], str | None]
     ) -> None:
         self._public, self._secret, self._user_of = public, secret, user_of
-        self.ready = False
-        self.user: str | None = None
+        super().__init__()
         self._step = self._hello
         self._client = self._own_secret = self._key = self._cookie = b""
         self._heard = self._said = 0

@@ -178,10 +178,10 @@ class OutputBuffers:
 
     def covers(self, layout: BatchLayout) -> bool:
         """Whether the caller gave a tensor for each field that goes to the device."""
-        given = self._buffers[0]
-        return isinstance(given, dict) and all(
-            one.name in self._host_fields or type(given.get(one.name)) is Target
-            for one in layout.regions
+        names = {one.name for one in layout.regions}.difference(self._host_fields)
+        return all(
+            isinstance(given, dict) and all(type(given.get(name)) is Target for name in names)
+            for given in self._buffers
         )
 
     def fill(self, batch: Any, number: int) -> Any:

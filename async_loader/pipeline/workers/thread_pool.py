@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from async_loader.errors import Broken
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join
 from async_loader.pipeline.batch import Batch, Failure, Outcome, StreamEnd
 from async_loader.pipeline.job_queue import Chunk, JobQueue
 from async_loader.pipeline.workers.failures import guarded
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
+from async_loader.process_hooks import SignalsDeferred
 from async_loader.stats import Meter, StageStats, summed
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import Closed
+from async_loader.lifecycle import WaitClosed
 from async_loader.source import END, Seed
 
 
@@ -90,7 +90,7 @@ def while_open(jobs: Iterable[T], ending: Ending) -> Iterator[T]:
     """
     for job in jobs:
         if ending.is_set():
-            raise Closed("the loader was closed between two jobs of a batch")
+            raise WaitClosed("the loader was closed between two jobs of a batch")
         yield job
 
 

@@ -19,14 +19,13 @@ from typing import Any
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Unsupported
-from async_loader.interrupts import signals_blocked
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
 from async_loader.pipeline.workers import worker_main
 from async_loader.pipeline.workers.sample_work import KNOWN_RINGS, TaskRecord
 from async_loader.pipeline.workers.work import WorkerConfig
-from async_loader.process_hooks import forking
+from async_loader.process_hooks import forking, signals_blocked
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.fd_channel import FdChannel
 from async_loader.shm.slot_ring import SlotRing

@@ -20,7 +20,6 @@ from typing import Any
 
 from async_loader import tensors
 from async_loader.errors import CannotSend, Closed
-from async_loader.interrupts import drop_signals
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
@@ -28,6 +27,7 @@ from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.failures import report
 from async_loader.pipeline.workers.sample_work import MappedRing, TaskRecord, WorkerSlots
 from async_loader.pipeline.workers.work import END, WorkerConfig, WorkerState
+from async_loader.process_hooks import drop_signals
 from async_loader.shm.fd_channel import FdChannel, Record, from_fd
 from async_loader.shm.segment import Segment
 

@@ -21,7 +21,6 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
-from async_loader.interrupts import SignalsDeferred
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.names import describe
 from async_loader.pipeline import codec
@@ -31,6 +30,7 @@ from async_loader.pipeline.job_queue import Chunk, JobQueue
 from async_loader.pipeline.workers.failures import from_report, guarded
 from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
+from async_loader.process_hooks import SignalsDeferred
 from async_loader.shm.fd_channel import Record
 from async_loader.stats import Meter, StageStats
 

@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from async_loader.interrupts import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred
 
 F = TypeVar("F", bound=Callable[..., Any])
 _REPLAY = Path(__file__).parent.parent
-"""The folder of the kernels and of what they are built on."""
 _KEPT = 4
 
 
@@ -126,8 +125,9 @@ def _name() -> str:
     file whose functions the kernel calls.
     """
     sources = hashlib.sha256()
-    for path in sorted((*_REPLAY.glob("*.py"), *_REPLAY.glob("*/*.py"))):
-        sources.update(path.read_bytes())
+    for folder in ("base", "kernels", "samplers"):
+        for path in sorted((_REPLAY / folder).glob("*.py")):
+            sources.update(path.read_bytes())
     return f"async_loader-{sources.hexdigest()[:16]}"
 
 

@@ -1,4 +1,14 @@
-"""The table of fields that kernels take: a row for each field, and the names of its columns."""
+"""What kernels take beside a table: a row for each field, and the names of its columns.
+
+# NOTE [read plans]
+What kernels know of items that show more than their own row: an int64 array for each reader,
+empty for items of one row. Numbers, then the discounts of returns, then scratch.
+
+The rows that an item shows have places: first those that only its stacks show, then its steps, each
+with the observation after its episode where there is one, then the row of a goal. The scratch has
+``PLACES`` words for each of: the ids, rows and versions of these rows, the place at which the
+episode of each begins, and the place of each step on the time axis.
+"""
 
 from __future__ import annotations
 
@@ -37,43 +47,20 @@ RETURN, DISCOUNT, MASK, IS_FIRST, STEP_INDEX, RELABELLED, STEPS = range(4, 11)
 NO_FIELDS: Ids = np.empty((0, WRITING), np.int64)
 
 
-END = 0  # where the next list begins
+BEFORE = 0  # steps that a stack shows: the item's own and those before it
+SPAN = 1  # steps from the first to the last, at most
+DILATION = 2  # steps from place to place of the time axis
+LEAST = 3  # places of the time axis that hold a step in every item
+FOLLOWED = 4  # 1: the observation after each step is shown
+WHOLE = 5  # 1: the item is an episode, and ends with it
+ACROSS = 6  # 1: it goes on into the next episode of its stream
+FOLLOWING = 7  # 1: what a step has achieved is in the row after it
+PLACES = 8
+NUMBERS = 9
 
-SIZE = 0  # words of the list with its head
-COUNT = 1  # ids; 0: the list has moved
-FIRST = 2  # the place of the oldest id that may still be in the table
-CLOSED = 3  # 1: no id will follow
-HEAD = 4
-"""Words of a head."""
-
-PLACE_BITS = 31
-"""A place is the word of the head, shifted, and the position of the id in the list."""
-
-SPARE = 32
-"""Words for further ids in a new list: an episode of fewer steps is not moved."""
-
-
-def new_lists(rows: int) -> tuple[Ids, Ids]:
-    """Return ``places [rows]`` and ``lists``. Their pages are provided as they are written.
-
-    ``lists``: every row is in one list; half of a list that grows is room; and a list that grows is
-    copied.
-    """
-    lists = np.zeros(HEAD + 2 * rows + 2 * (HEAD + SPARE), np.int64)
-    lists[END] = HEAD
-    return np.zeros(rows, np.int64), lists
-
-
-# Of a sampler of sequences, in the order of its array.
-SPAN = 0  # steps from the first to the last
-SHORTEST = 1  # the same for a sequence that the end of its episode cuts short
-STRIDE = 2  # steps from the beginning of one to that of the next
-EPISODES = 3  # the longest episode that is a sequence; 0: sequences are parts of episodes
-LEARNED_FROM = 4  # the first step to learn from, counted from the sequence's first
-LEARNED = 5  # steps to learn from
-APART = 6  # from one of them to the next
-MOST = 7  # that one step completes
-GOES_ON = 8  # 1: sequences go on into the next episode of their stream
+NO_PLAN: Ids = np.empty(0, np.int64)
+"""Of items that are one row each."""
+NO_GOALS: Ids = np.empty(0, np.int64)
 
 
 _item: Any = ctypes.c_char.from_buffer

@@ -2,9 +2,9 @@
 
 ::
 
-    TableState ──snapshot.py──▶ blocks ──writing.py──▶ tmp-.../data.bin, manifest.json
+    TableState ──writing.py──▶ tmp-.../data.bin, manifest.json
                                                          └──rename──▶ save-00000007/
-    TableState ◀──loading.py── blocks ◀──reading.py── save-00000007/
+    TableState ◀──loading.py── blocks ◀──manifest.py── save-00000007/
 
 Nothing is pickled: manifests are JSON, everything else is arrays of numbers.
 """

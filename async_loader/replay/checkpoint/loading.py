@@ -13,11 +13,9 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
 from async_loader.replay.checkpoint import settings
-from async_loader.replay.checkpoint.manifest import name_of, schema_of
-from async_loader.replay.checkpoint.reading import Checkpoint
-from async_loader.replay.checkpoint.snapshot import assigned_in, columns, row_parts
-from async_loader.replay.checkpoint.writing import Saver
-from async_loader.replay.samplers.random_numbers import seeds_of
+from async_loader.replay.checkpoint.manifest import Checkpoint
+from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
+from async_loader.replay.samplers.binding import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
@@ -64,7 +62,8 @@ def load_into(
             )
             loading.samplers()
             with table_state.lock:
-                table_state.own_alone()
+                table_state.check_open()
+                table_state.catch_up()
                 loading.replace(table_state)
                 table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
                 table_sampler.forget()
@@ -88,28 +87,24 @@ class _Loading:
         return found
 
     def into(self, make: Callable[..., Any]) -> Any:
-        given, saved = self._given, self._saved
-        capacity = given.get("capacity", saved["capacity"])
-        max_bytes: Any = given.get("max_bytes", None if "capacity" in given else saved["max_bytes"])
-        buffer = make(
-            f"{max_bytes}B" if capacity is None else capacity,
-            **self.samplers(),
-            limiter=given["limiter"]
-            if "limiter" in given
-            else settings.limiter_of(saved["limiter"]),
-            view=given["view"] if "view" in given else settings.settings_of(saved["view"], "view"),
-            max_times_sampled=given.get("max_times_sampled", saved["max_times_sampled"]),
-            seed=given.get("seed"),
-            disk=given.get("disk"),
-            max_bytes=None if capacity is None else max_bytes,
-        )
+        given, saved = dict(self._given), self._saved
+        if "capacity" not in given:
+            given = {"max_bytes": saved["max_bytes"], **given}
+        capacity = given.pop("capacity", saved["capacity"])
+        if capacity is None:
+            capacity = f"{given.pop('max_bytes')}B"
+        if "view" not in given:
+            given["view"] = settings.settings_of(saved["view"], "view")
+        given.setdefault("limiter", settings.limiter_of(saved["limiter"]))
+        given.setdefault("max_times_sampled", saved["max_times_sampled"])
+        buffer = make(capacity, **{**given, **self.samplers()})
         table_state: TableState = buffer._table_state
-        if "seed" not in given:
+        if "seed" not in self._given:
             # The samplers get the seeds that they had, and later sources get new ones.
             table_state.seeds = seeds_of(saved["seeds"], 0)
         with table_state.lock:
             self.replace(table_state)
-        if "seed" not in given:
+        if "seed" not in self._given:
             table_state.seeds = seeds_of(saved["seeds"])
         return buffer
 
@@ -117,7 +112,7 @@ class _Loading:
         """Replace the table's contents. Under the lock."""
         saved, had_steps = self._table, table_state.ready
         if saved is not None:
-            schema = schema_of(saved["schema"])
+            schema = settings.schema_of(saved["schema"])
             if not had_steps:
                 table_state.allocate(schema)
             if schema != table_state.schema:
@@ -156,7 +151,7 @@ class _Loading:
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
-        streams = {name_of(name): last for name, last in saved["streams"]}
+        streams = {settings.name_of(name): last for name, last in saved["streams"]}
         known: list[tuple[Sampler, dict[str, Any]]] = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
@@ -227,7 +222,7 @@ class _Loading:
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
         """
         storage, was_rows = table.storage, saved["rows"]
-        layout, parts = storage.layout, row_parts(storage)
+        layout, parts = storage.layout, storage.row_parts()
         names = np.full(layout.rows, -1, np.int64)
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was_rows, -1, np.int64)

@@ -1,77 +1,23 @@
-"""The contents of one save, as the text of its manifest.json."""
+"""One save: the text of its manifest.json, and its blocks, which are checked as they are read."""
 
 from __future__ import annotations
 
-import collections
 import json
+import os
+import re
 import sys
 import zlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from async_loader import tree
-from async_loader.errors import CorruptCheckpoint
-from async_loader.replay.stream_names import lasting_json
-from async_loader.schema import Field, Schema
-
-_KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
-
-
-def name_of(saved: object) -> Hashable:
-    """Convert the name of a stream back from JSON, see `lasting_json`."""
-    return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
-
-
-def schema_json(schema: Schema) -> dict[str, Any]:
-    """Convert a schema to JSON."""
-    fields = [
-        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding, f.codec]
-        for f in schema.fields
-    ]
-    return {"structure": _node(schema.structure), "fields": fields}
-
-
-def _node(node: tree.Structure) -> Any:
-    if node is None:
-        return None
-    kind = node.kind.__name__
-    known = kind if node.kind in (dict, list, tuple) else f"namedtuple {kind}"
-    return [known, list(map(lasting_json, node.keys)), list(map(_node, node.children))]
-
-
-def schema_of(saved: dict[str, Any]) -> Schema:
-    """Convert a schema of `schema_json` back. A namedtuple becomes one of
-    the same name and fields.
-    """
-    fields = [
-        Field(
-            tuple(shape),
-            np.dtype(dtype),
-            stack=stack,
-            next=after,
-            padding=padding,
-            codec=codec,
-            name=name,
-        )
-        for name, shape, dtype, stack, after, padding, codec in saved["fields"]
-    ]
-    return Schema(_node_of(saved["structure"]), tuple(fields))
-
-
-def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
-    if saved is None:
-        return None
-    known, keys, children = saved
-    names = tuple(map(name_of, keys))
-    kind = _KINDS.get(known) or collections.namedtuple(
-        known.removeprefix("namedtuple "), map(str, names)
-    )
-    return tree.Node(kind, names, tuple(map(_node_of, children)))
-
+from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.replay.arguments import positive
+from async_loader.replay.array_types import Bytes
+from async_loader.validation import path_of
 
 FORMAT = 4
 MANIFEST, DATA = "manifest.json", "data.bin"
@@ -168,3 +114,93 @@ class Manifest:
             raise CorruptCheckpoint(
                 f"{file}: this is no manifest of a checkpoint: {error!r}"
             ) from error
+
+
+_SAVE = re.compile(r"save-(\d{8,})")
+
+
+def folder_name(number: int) -> str:
+    """Return the name of a save's folder."""
+    return f"save-{number:08}"
+
+
+def saves(root: Path) -> list[int]:
+    """Return the numbers of the saves in order."""
+    names = os.listdir(root) if root.is_dir() else []
+    return sorted(int(found[1]) for name in names if (found := _SAVE.fullmatch(name)))
+
+
+class Checkpoint:
+    """One save, whose data file is open until `close`: what is dropped then does not matter.
+
+    Raises
+    ------
+    CorruptCheckpoint
+        Names the file and what is wrong with it.
+    FileNotFoundError
+    """
+
+    def __init__(self, root: Path, number: int) -> None:
+        self.manifest = Manifest.read(root / folder_name(number) / MANIFEST)
+        if self.manifest.number != number:
+            raise CorruptCheckpoint(
+                f"{root / folder_name(number) / MANIFEST}: is that of save {self.manifest.number}: "
+                "folders were renamed"
+            )
+        self._path = root / folder_name(number) / DATA
+        self._file = open(self._path, "rb")  # noqa: SIM115 (closed by `close`)
+
+    @classmethod
+    def find(cls, path: str | os.PathLike[str], number: int | None) -> Checkpoint:
+        """Open the newest save in a folder, or save ``number``.
+
+        Raises
+        ------
+        ConfigError
+            If there is no checkpoint.
+        CorruptCheckpoint
+            Names the file, and what is wrong with it.
+        """
+        root = Path(path_of("path", path)).absolute()
+        if number is not None:
+            number = positive("number", number)
+        there = saves(root)
+        if not there:
+            raise ConfigError(f"{root}: there is no checkpoint in this folder")
+        wanted = there[-1] if number is None else number
+        if wanted not in there:
+            raise ConfigError(
+                f"{root}: there is no save {wanted} in this folder, only "
+                f"{', '.join(map(str, there))}"
+            )
+        try:
+            return cls(root, wanted)
+        except FileNotFoundError as error:
+            raise CorruptCheckpoint(
+                f"{error.filename}: is missing; if others save to this folder, load again"
+            ) from None
+
+    def close(self) -> None:
+        """Close the file. May be called again."""
+        self._file.close()
+
+    def blocks(self, *kinds: str) -> Iterator[tuple[dict[str, Any], Bytes]]:
+        """Yield what the manifest says about the blocks of some kinds, and their bytes, checked."""
+        start = 0
+        for block in self.manifest.blocks:
+            if block.kind in kinds:
+                self._file.seek(start)
+                raw = self._file.read(block.nbytes)
+                if len(raw) != block.nbytes or zlib.crc32(raw) != block.crc32:
+                    raise CorruptCheckpoint(
+                        f"{self._path}: bytes {start:,} to {start + block.nbytes:,} do not have "
+                        "the checksum that the manifest states: the file was changed after it was "
+                        "written, or the disk is failing"
+                    )
+                yield block.about, np.frombuffer(raw, np.uint8)
+            start += block.nbytes
+        self._file.seek(start)
+        if self._file.read(1):
+            raise CorruptCheckpoint(
+                f"{self._path}: has more than the {start:,} bytes that its manifest says"
+            )

@@ -1,16 +1,23 @@
-"""A table's settings as JSON, and back. Imports and unpickles nothing that a checkpoint names."""
+"""A table's settings and its schema as JSON, and back. Imports nothing that a checkpoint names."""
 
 from __future__ import annotations
 
+import collections
 import inspect
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
+
+from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.replay import samplers
 from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.stream_names import lasting_json
 from async_loader.replay.views import Sequences, Transitions
+from async_loader.schema import Field, Schema
 
+_KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
 _KNOWN: dict[str, Any] = {name: getattr(samplers, name) for name in samplers.__all__}
 _KNOWN |= {"Transitions": Transitions, "Sequences": Sequences}
 
@@ -81,3 +88,55 @@ def limiter_of(saved: Sequence[Any] | None) -> RateLimiter | None:
     limiter = object.__new__(RateLimiter)
     limiter._set(least, ratio, tuple(buffer) if isinstance(buffer, list) else buffer)
     return limiter
+
+
+def name_of(saved: object) -> Hashable:
+    """Convert the name of a stream back from JSON, see `lasting_json`."""
+    return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
+
+
+def schema_json(schema: Schema) -> dict[str, Any]:
+    """Convert a schema to JSON."""
+    fields = [
+        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding, f.codec]
+        for f in schema.fields
+    ]
+    return {"structure": _node(schema.structure), "fields": fields}
+
+
+def _node(node: tree.Structure) -> Any:
+    if node is None:
+        return None
+    kind = node.kind.__name__
+    known = kind if node.kind in (dict, list, tuple) else f"namedtuple {kind}"
+    return [known, list(map(lasting_json, node.keys)), list(map(_node, node.children))]
+
+
+def schema_of(saved: dict[str, Any]) -> Schema:
+    """Convert a schema of `schema_json` back. A namedtuple becomes one of
+    the same name and fields.
+    """
+    fields = [
+        Field(
+            tuple(shape),
+            np.dtype(dtype),
+            stack=stack,
+            next=after,
+            padding=padding,
+            codec=codec,
+            name=name,
+        )
+        for name, shape, dtype, stack, after, padding, codec in saved["fields"]
+    ]
+    return Schema(_node_of(saved["structure"]), tuple(fields))
+
+
+def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
+    if saved is None:
+        return None
+    known, keys, children = saved
+    names = tuple(map(name_of, keys))
+    kind = _KINDS.get(known) or collections.namedtuple(
+        known.removeprefix("namedtuple "), map(str, names)
+    )
+    return tree.Node(kind, names, tuple(map(_node_of, children)))

@@ -1,4 +1,5 @@
-"""Writes a save into a temporary folder, which is renamed when all of it is on disk.
+"""Copies a table into a temporary folder, while other threads write; it is renamed when all of it
+is on disk.
 
 ::
 
@@ -11,13 +12,21 @@ Never waits under the table's lock.
 Until the rename there is a temporary folder more, which the next save removes; from the rename on
 the new save is there, whole, as its files are on the disk by then. Older ones but the last are
 renamed to temporary folders before they are removed.
+
+# NOTE [pre-copy]
+As a running machine is moved (Clark et al., "Live migration of virtual machines", NSDI 2005): what
+has changed is copied without the lock, then what has changed meanwhile, and so on; the last and
+small rest is copied under the lock, with everything that is not in rows, and is the moment that the
+save shows. Every change is made under the lock and marks its row there, and marks are taken off
+under the lock. So a row that is torn while it is copied is marked after its mark was taken off, and
+comes again in a later round; where a save holds a row more than once, the last one counts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -26,31 +35,168 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from async_loader.errors import Timeout, Unsupported
+import numpy as np
+
+from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
-from async_loader.replay.checkpoint import snapshot
-from async_loader.replay.checkpoint.manifest import DATA, MANIFEST, Block, Manifest
-from async_loader.replay.checkpoint.snapshot import BlockData, Snapshot, columns
+from async_loader.replay.array_types import Array, Bytes, Ids
+from async_loader.replay.base.row_format import ROW_CHANGED
+from async_loader.replay.checkpoint.manifest import (
+    DATA,
+    MANIFEST,
+    Block,
+    Manifest,
+    folder_name,
+    saves,
+)
+from async_loader.replay.checkpoint.settings import limiter_json, schema_json, settings_json
+from async_loader.replay.samplers.binding import seeds_json
+from async_loader.replay.stream_names import lasting_json
+from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
+from async_loader.replay.views import Sequences
 from async_loader.validation import path_of
 
 _SMALL_BYTES = 1 << 20  # copied within a millisecond
 _KEEP_BYTES = 64 << 20
 _ROUNDS = 8
-_SAVE = re.compile(r"save-(\d{8,})")
+# Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
+# less, saves of 200 MB beside four writers at full speed fall behind.
+_CHUNK_BYTES = 16 << 20
 
 
-def name_of(number: int) -> str:
-    """Return the name of a save's folder."""
-    return f"save-{number:08}"
+Piece = tuple[str, dict[str, Any], Bytes]
+"""The kind of a block, what the manifest says about it, and its bytes. See manifest.Block."""
 
 
-def saves(root: Path) -> list[int]:
-    """Return the numbers of the saves in order."""
-    names = os.listdir(root) if root.is_dir() else []
-    return sorted(int(found[1]) for name in names if (found := _SAVE.fullmatch(name)))
+def assigned_in(view: Sequences) -> str:
+    """The name of the column of priorities that a view's sampler gave."""
+    return f"assigned {settings_json(view)}"
+
+
+def columns(table_state: TableState) -> dict[str, Array]:
+    """Return what the table alone knows, with one entry per row."""
+    table = table_state.table
+    found = {"given": table.given, "times": table.times, "assigned": table.assigned}
+    for view, one in table_state.sequence_samplers.items():
+        found[assigned_in(view)] = one.assigned
+    return {name: array for name, array in found.items() if len(array)}
+
+
+class Snapshot:
+    """Copies what changes in a table, for one save."""
+
+    def __init__(self, table: Table) -> None:
+        self._table, self._ring_next = table, 0
+        self._parts = table.storage.row_parts()
+        self._width = 8 + sum(part.shape[1] for part in self._parts)
+
+    def every_row(self) -> range:
+        """Return all rows that were ever used; none counts as changed from here on. Under the
+        table's lock, as `changed_rows`.
+        """
+        self._table.dirty[:] = 0
+        return range(self._table.items.top)
+
+    def changed_rows(self) -> Ids:
+        """Return the rows that have changed since they were copied last."""
+        dirty = self._table.dirty
+        rows: Ids = np.flatnonzero((dirty & ROW_CHANGED).view(np.bool_))
+        dirty[:] = 0
+        return rows
+
+    def left(self) -> int:
+        """Estimate the bytes of what has changed, while other threads write. Without the lock."""
+        # numpy fails if the array changes while it counts
+        left: int = self._width * int(np.count_nonzero(self._table.dirty & ROW_CHANGED))
+        ring = self._table.ring
+        return left if ring is None else left + ring.head - max(self._ring_next, ring.floor)
+
+    def pieces(self, rows: Ids | range) -> Iterator[Piece]:
+        """Yield copies of these rows, and of the compressed values that came since."""
+        each = max(1, _CHUNK_BYTES // self._width)
+        for first in range(0, len(rows), each):
+            some = rows[first : first + each]
+            start = some.start if isinstance(some, range) else None
+            yield ("rows", {"count": len(some), "start": start}, self._copied(some))
+        ring = self._table.ring
+        if ring is None:
+            return
+        stop = ring.head
+        while (begin := max(self._ring_next, ring.floor)) < stop:
+            self._ring_next = min(stop, begin + _CHUNK_BYTES)
+            yield ("ring", {"start": begin}, ring.copy(begin, self._ring_next))
+
+    def _copied(self, rows: Ids | range) -> Bytes:
+        listed = not isinstance(rows, range)
+        copy = np.empty(len(rows) * (self._width if listed else self._width - 8), np.uint8)
+        end = 0
+        if listed:
+            end = 8 * len(rows)
+            copy[:end].view(np.int64)[:] = rows
+        for part in self._parts:
+            start, end = end, end + len(rows) * part.shape[1]
+            into = copy[start:end].reshape(len(rows), part.shape[1])
+            if isinstance(rows, range):
+                np.copyto(into, part[rows.start : rows.stop])
+            else:
+                np.take(part, rows, axis=0, out=into, mode="clip")  # "raise" would copy once more
+        return copy
+
+
+def settings_of_table(table_state: TableState) -> dict[str, Any]:
+    """Return what a table was made with, as JSON. Under the lock."""
+    return {
+        "capacity": table_state.capacity,
+        "max_bytes": None if table_state.ready else table_state.max_bytes,
+        "max_times_sampled": table_state.max_times_sampled,
+        "sampler": settings_json(table_state.sampler),
+        "remover": settings_json(table_state.remover),
+        "view": settings_json(table_state.view),
+        "limiter": limiter_json(table_state.limiter),
+        "seeds": seeds_json(table_state.seeds),
+    }
+
+
+def table_json(table_state: TableState) -> dict[str, Any]:
+    """Return the schema, the counters and the streams of a table. Under the lock."""
+    table = table_state.table
+    layout, state = table.storage.layout, table.state()
+    streams = [[lasting_json(name), last] for name, last in state["streams"]]
+    return state | {
+        "schema": schema_json(layout.schema),
+        "rows": layout.rows,
+        "streams": streams,
+    }
+
+
+def sampler_states(table_state: TableState) -> dict[str, Any]:
+    """Return the states of the samplers, by their roles. Under the lock.
+
+    Raises
+    ------
+    ConfigError
+        For one that is no JSON.
+    """
+    states: dict[str, Any] = {
+        "sampler": table_state.sampler.state(),
+        "sequences": [
+            [settings_json(view), one.state()]
+            for view, one in table_state.sequence_samplers.items()
+        ],
+    }
+    if table_state.table.free is not None:
+        states["remover"] = table_state.remover.state()
+    for role, state in states.items():
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"the state of the {role} is no JSON: return numbers, strings, lists and dicts"
+            ) from None
+    return states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +237,13 @@ class Saver:
     Attributes
     ----------
     beside : tuple of str and callable, optional
-        A file that goes into each save, and what makes its bytes, from the number of rows that the
-        table of the save has had. Called on the thread that saves, without a lock.
+        A file that goes into each save, and what makes its bytes. Called on the thread that saves,
+        under the table's lock: it sees what the save has.
     """
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
-        self.beside: tuple[str, Callable[[int], bytes]] | None = None
+        self.beside: tuple[str, Callable[[], bytes]] | None = None
         self._one, self._turn = threading.Lock(), threading.Condition()
         self._pause_s = 0.0
 
@@ -151,15 +297,11 @@ class Saver:
             shutil.rmtree(left, ignore_errors=True)
         before = saves(root)
         number = before[-1] + 1 if before else 1
-        final = root / name_of(number)
+        final = root / folder_name(number)
         temporary = root / f"tmp-{final.name}-{secrets.token_hex(4)}"
         try:
             os.mkdir(temporary)
             manifest = self._write(temporary, number)
-            if self.beside is not None and manifest.table is not None:
-                name, made = self.beside
-                with _durable(temporary / name) as file:
-                    file.write(made(manifest.table["cursor"]))
             text = manifest.text().encode()
             with _durable(temporary / MANIFEST) as file:
                 file.write(text)
@@ -170,9 +312,9 @@ class Saver:
             raise
         _sync_folder(root)
         for old in before[:-1]:
-            gone = root / f"tmp-{name_of(old)}"
+            gone = root / f"tmp-{folder_name(old)}"
             with contextlib.suppress(OSError):  # what cannot be removed is left to the next save
-                os.rename(root / name_of(old), gone)
+                os.rename(root / folder_name(old), gone)
                 shutil.rmtree(gone)
         return SaveReport(
             kind="full",
@@ -184,22 +326,18 @@ class Saver:
         )
 
     def _write(self, folder: Path, number: int) -> Manifest:
-        """Write the data file, and return what goes into the manifest. See snapshot.py, NOTE
-        [pre-copy].
-        """
-        state = self._table_state
-        settings, blocks = snapshot.fixed_settings(state), list[Block]()
+        """Write the data file, and return what goes into the manifest. See NOTE [pre-copy]."""
+        state, blocks = self._table_state, list[Block]()
         with _durable(folder / DATA) as file:
 
-            def put(pieces: Iterable[BlockData]) -> None:
+            def put(pieces: Iterable[Piece]) -> None:
                 for kind, about, data in pieces:
                     file.write(data.data)
                     blocks.append(Block(kind, data.nbytes, zlib.crc32(data.data), about))
 
             if not state.ready:
                 with state.lock:
-                    settings |= snapshot.changing_settings(state)
-                return Manifest(number, settings, None, {}, blocks)
+                    return Manifest(number, settings_of_table(state), None, {}, blocks)
             cursor = Snapshot(state.table)
             with state.lock:
                 state.catch_up()
@@ -224,14 +362,18 @@ class Saver:
                 kept = [
                     *rest,
                     *(
-                        BlockData("column", {"name": name}, array.copy().view("u1"))
+                        ("column", {"name": name}, array.copy().view("u1"))
                         for name, array in columns(state).items()
                     ),
                 ]
-                settings |= snapshot.changing_settings(state)
-                table, samplers = snapshot.table_json(state), snapshot.sampler_states(state)
+                settings = settings_of_table(state)
+                table, samplers = table_json(state), sampler_states(state)
+                beside = None if self.beside is None else (self.beside[0], self.beside[1]())
                 self._pause_s = time.monotonic() - since
             put(kept)
+        if beside is not None:
+            with _durable(folder / beside[0]) as file:
+                file.write(beside[1])
         return Manifest(number, settings, table, samplers, blocks)
 
 

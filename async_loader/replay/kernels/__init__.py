@@ -14,26 +14,21 @@ fences that a sequence lock needs (Boehm, "Can seqlocks get along with programmi
 models?", MSPC 2012, figure 6), so this also holds where the machine reorders accesses.
 """
 
-from async_loader.replay.kernels.compressed import retire_steps
-from async_loader.replay.kernels.items import (
-    forget,
+from async_loader.replay.kernels.reading import (
+    find,
     note_priorities,
+    read,
+    read_any,
+    read_many,
     remove,
     room,
     turn_version,
     use_up,
 )
-from async_loader.replay.kernels.reading import (
-    find,
-    read,
-    read_any,
-    read_many,
-)
-from async_loader.replay.kernels.writing import write
+from async_loader.replay.kernels.writing import retire_steps, write
 
 __all__ = [
     "find",
-    "forget",
     "note_priorities",
     "read",
     "read_any",

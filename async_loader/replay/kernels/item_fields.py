@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base import field_table as f
-from async_loader.replay.base import read_table as t
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import BASE, PREV, STRIDE
 from async_loader.replay.kernels.machine import (
@@ -105,7 +104,7 @@ def _copy_steps(fields: Any, k: int, target: int, visited: Any, there: int, regu
 def _add_up(fields: Any, k: int, target: int, plan: Any, rows: Any, steps: int) -> None:
     """Sum up the rewards of a return. Sutton and Barto, 2nd ed., equation 7.1."""
     source, row_bytes, unit = fields[k, f.ROW_ADDRESS], fields[k, f.ROW_STRIDE], fields[k, f.UNIT]
-    gamma, first = peek_float(plan.ctypes.data + 8 * (t.NUMBERS + 1)), plan[t.BEFORE] - 1
+    gamma, first = peek_float(plan.ctypes.data + 8 * (f.NUMBERS + 1)), plan[f.BEFORE] - 1
     for number in range(0, fields[k, f.NBYTES], unit):
         summed, factor = 0.0, 1.0
         for step in range(steps):
@@ -167,7 +166,7 @@ def copy_item(
     ended : bool
         Whether its last step terminated.
     """
-    first, there = plan[t.BEFORE] - 1, (steps - 1) // plan[t.DILATION] + 1
+    first, there = plan[f.BEFORE] - 1, (steps - 1) // plan[f.DILATION] + 1
     regular = there if apart else -1
     for k in range(len(fields)):
         shown, times, count = fields[k, f.SHOWN], fields[k, f.TIMES], fields[k, f.NBYTES]
@@ -197,7 +196,7 @@ def copy_item(
         elif shown == f.RETURN:
             _add_up(fields, k, target, plan, visited.rows, steps)
         elif shown == f.DISCOUNT:
-            place = plan.ctypes.data + 8 * (t.NUMBERS + steps)
+            place = plan.ctypes.data + 8 * (f.NUMBERS + steps)
             poke_float32(target, 0.0 if ended else peek_float(place))
         elif shown == f.RELABELLED:
             poke8(target, goal >= 0)

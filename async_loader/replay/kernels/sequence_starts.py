@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.replay.base import field_table as q
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     ALIVE,
@@ -26,8 +25,18 @@ from async_loader.replay.base.row_format import (
     PREV,
     ROWS,
 )
-from async_loader.replay.kernels.machine import load, peek8, peek64, peek_float
-from async_loader.replay.kernels.row_address import at, there
+from async_loader.replay.kernels.machine import at, load, peek8, peek64, peek_float, there
+
+# Of a sampler of sequences, in the order of its array.
+SPAN = 0  # steps from the first to the last
+SHORTEST = 1  # the same for a sequence that the end of its episode cuts short
+STRIDE = 2  # steps from the beginning of one to that of the next
+EPISODES = 3  # the longest episode that is a sequence; 0: sequences are parts of episodes
+LEARNED_FROM = 4  # the first step to learn from, counted from the sequence's first
+LEARNED = 5  # steps to learn from
+APART = 6  # from one of them to the next
+MOST = 7  # that one step completes
+GOES_ON = 8  # 1: sequences go on into the next episode of their stream
 
 
 @kernel(inline=True)
@@ -94,10 +103,10 @@ def _add(g: Any, name: int, found: Any, count: int) -> int:
 @kernel(inline=True)
 def _complete(g: Any, name: int, place: int, shape: Any, found: Any, count: int) -> int:
     """Note the sequences that are complete with a step. Return how many are noted."""
-    across, stride, whole = shape[q.GOES_ON], shape[q.STRIDE], shape[q.EPISODES]
-    first = last = place - shape[q.SPAN] + 1
+    across, stride, whole = shape[GOES_ON], shape[STRIDE], shape[EPISODES]
+    first = last = place - shape[SPAN] + 1
     if across == 0 and load(at(g, name) + FLAGS) & ENDS:
-        last = place - shape[q.SHORTEST] + 1
+        last = place - shape[SHORTEST] + 1
         if whole:
             first = last = 0 if place < whole else -1
     first = max(first, 0)
@@ -142,9 +151,9 @@ def find_starts(
         name = peek64(g[NAMES] + 8 * rows[i])
         if there(g, name):
             known = seen[rows[i]] == name  # and now its episode has ended
-            step, before = (name, -1) if known else _first_unknown(g, name, shape[q.GOES_ON], seen)
+            step, before = (name, -1) if known else _first_unknown(g, name, shape[GOES_ON], seen)
             while True:  # ids rise from step to step
-                if count + shape[q.MOST] > len(found):
+                if count + shape[MOST] > len(found):
                     out[0] = count
                     return i
                 if not known:
@@ -153,7 +162,7 @@ def find_starts(
                 if step == name:
                     break
                 before = step
-                step = _linked(g, step, NEXT, shape[q.GOES_ON])
+                step = _linked(g, step, NEXT, shape[GOES_ON])
                 if step <= before:
                     return -1
         i += 1
@@ -171,10 +180,10 @@ def first_priorities(g: Any, rows: Any, shape: Any, eta: float, priority: Any) -
     """
     for i in range(len(rows)):
         name = peek64(g[NAMES] + 8 * rows[i])
-        for _ in range(shape[q.LEARNED_FROM]):
-            name = _after(g, name, shape[q.GOES_ON]) if name >= 0 else -1
+        for _ in range(shape[LEARNED_FROM]):
+            name = _after(g, name, shape[GOES_ON]) if name >= 0 else -1
         largest, total, count = 0.0, 0.0, 0
-        for _ in range(shape[q.LEARNED]):
+        for _ in range(shape[LEARNED]):
             if name < 0 or not there(g, name):
                 break
             value = abs(peek_float(g[GIVEN] + 8 * (name % g[ROWS])))
@@ -182,8 +191,8 @@ def first_priorities(g: Any, rows: Any, shape: Any, eta: float, priority: Any) -
                 largest = max(largest, value)
                 total += value
                 count += 1
-            if load(at(g, name) + FLAGS) & ENDS and shape[q.GOES_ON] == 0:
+            if load(at(g, name) + FLAGS) & ENDS and shape[GOES_ON] == 0:
                 break
-            for _ in range(shape[q.APART]):
-                name = _after(g, name, shape[q.GOES_ON]) if name >= 0 else -1
+            for _ in range(shape[APART]):
+                name = _after(g, name, shape[GOES_ON]) if name >= 0 else -1
         priority[i] = eta * largest + (1 - eta) * (total / count) if count else np.nan

@@ -1,13 +1,13 @@
 """Finds the rows that an item shows, without a lock, and says later whether they are the same.
 
-See base/read_table.py for their places.
+See base/field_table.py for their places.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from async_loader.replay.base import read_table as t
+from async_loader.replay.base import field_table as t
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import (
     BASE,
@@ -22,8 +22,15 @@ from async_loader.replay.base.row_format import (
     TERMINATED,
     VERSION_ONE,
 )
-from async_loader.replay.kernels.machine import after_loads, load
-from async_loader.replay.kernels.row_address import AHEAD, fetch, fetch_run, holds, neighbour
+from async_loader.replay.kernels.machine import (
+    AHEAD,
+    after_loads,
+    fetch,
+    fetch_run,
+    holds,
+    load,
+    neighbour,
+)
 
 _EVEN_FROM = 5
 """Steps from which on it is tried whether all lie equally far from each other."""

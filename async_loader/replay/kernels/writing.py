@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.record_layout import FLAGS_AT, PRIORITY_AT
 from async_loader.replay.base.row_format import (
     ALIVE,
     AWAITS,
@@ -21,6 +20,7 @@ from async_loader.replay.base.row_format import (
     ENDS,
     FINAL,
     FLAGS,
+    FLAGS_AT,
     FOLLOWED,
     GIVEN,
     ID,
@@ -31,6 +31,7 @@ from async_loader.replay.base.row_format import (
     ORDERED,
     PASSED,
     PREV,
+    PRIORITY_AT,
     ROW_CHANGED,
     ROWS,
     SHOWN,
@@ -43,7 +44,11 @@ from async_loader.replay.base.row_format import (
     VERSION_ONE,
 )
 from async_loader.replay.kernels.machine import (
+    after_loads,
+    at,
+    at_row,
     before_stores,
+    copy,
     load,
     peek8,
     peek32,
@@ -53,9 +58,54 @@ from async_loader.replay.kernels.machine import (
     poke64,
     poke_float,
     prefetch,
+    put_row,
     store,
+    there,
+    there_at,
 )
-from async_loader.replay.kernels.row_address import at, at_row, put_row, there, there_at
+
+
+@kernel(keeps_gil=True)
+def retire_steps(g: Any, first: int, stop: int, changes: Any) -> None:
+    """Retire the steps of these ids: the items that show them end."""
+    for name in range(first, stop):
+        retire(g, name, name % g[ROWS], changes)
+
+
+@kernel(keeps_gil=True)
+def raise_floor(word: int, floor: int) -> None:
+    """Store the first position that may be read, before anything is written below it."""
+    store(word, floor)
+    before_stores()
+
+
+@kernel(keeps_gil=True)
+def put_values(ring: int, size: int, positions: Any, source: int, starts: Any, counts: Any) -> None:
+    """Copy compressed values from ``source + starts[i]`` to their positions in the ring."""
+    for i in range(len(positions)):
+        copy(ring + positions[i] % size, source + starts[i], counts[i])
+
+
+@kernel()
+def take_values(
+    ring: int, size: int, word: int, positions: Any, counts: Any, target: int, starts: Any
+) -> int:
+    """Copy compressed values from the ring to ``target + starts[i]``.
+
+    Return the first position that was still whole when all were copied: the floor.
+    """
+    for i in range(len(positions)):
+        copy(target + starts[i], ring + positions[i] % size, counts[i])
+    after_loads()
+    return load(word)
+
+
+@kernel()
+def copy_values(targets: Any, sources: Any, nbytes: int) -> None:
+    """Copy values of ``nbytes`` from addresses to addresses."""
+    for i in range(len(targets)):
+        copy(targets[i], sources[i], nbytes)
+
 
 _AHEAD = 16
 """Rows from the request of a row's head to its use."""
@@ -309,7 +359,7 @@ def write(
     """Write records ``start`` to ``stop`` into rows in order; or one into the row ``free``.
 
     ``fields [fields, 5]``: see field_table.py. ``heads``: the address of the first record's head,
-    see record_layout.py; the others lie ``apart`` bytes from each other. Records come in blocks of
+    see row_format.py; the others lie ``apart`` bytes from each other. Records come in blocks of
     ``per``, each ``between`` bytes after the one before it. ``ids``: of their rows; -1 for a record
     that ends an episode and has no row. ``changes``: how many rows were noted in BORN and in DIED.
     No row is in DIED first and then in BORN, as long as fewer rows are written than there are spare

@@ -123,7 +123,7 @@ def check_given(priority: Priorities) -> None:
     """Raise ConfigError for a NaN in priorities that a caller gave, where it does not stand for
     "not given".
     """
-    first = int(_kernels().first_missing(priority))
+    first = int(_kernels().first_refused(priority, LARGEST, False))
     if first >= 0:
         raise _refused(priority, first, "is NaN, leave that row out or give it a number")
 

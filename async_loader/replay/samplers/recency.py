@@ -10,9 +10,9 @@ from async_loader.errors import ConfigError
 from async_loader.names import explain_wrong_names
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.prioritized import SumTree
 from async_loader.replay.samplers.priority_rules import Linear, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
-from async_loader.replay.samplers.tree import SumTree
 
 
 class Recency(Binding):

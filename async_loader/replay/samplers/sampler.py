@@ -94,7 +94,7 @@ class Reading(NamedTuple):
     fields : int64 array [fields, 10]
         What is copied where. See field_table.py.
     links : int64 array
-        What items show beside their own rows. See read_table.py.
+        What items show beside their own rows. See field_table.py.
     rows : int64 array [count]
         Scratch.
     ids : int64 array [count]

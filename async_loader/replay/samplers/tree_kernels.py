@@ -13,7 +13,86 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
+from async_loader.replay.base.row_format import ALIVE, DIRTY, GIVEN
 from async_loader.replay.kernels.machine import prefetch
+from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
+
+
+@kernel(keeps_gil=True)
+def draw_and_read(
+    tree: Any,
+    leaves: int,
+    numbers: Any,
+    stratified: bool,
+    base: float,
+    beta: float,
+    mass: Any,
+    g: Any,
+    rows: Any,
+    fields: Any,
+    plan: Any,
+    ids: Any,
+    weight: Any,
+) -> int:
+    """`choose`, `weigh` and `read` in one kernel. Returns how many items could not be read."""
+    start = 0
+    while start < len(ids):
+        start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
+    weigh(mass, base, beta, weight)
+    none = rows[:0]
+    return copy_rows(g, rows, ids, fields, plan, ids.ctypes.data, none, none)
+
+
+@kernel(inline=True)
+def _find(g: Any, ids: Any, rows: Any) -> None:
+    """As `find`, and prefetch what `note_priority` needs of the rows."""
+    for i in range(len(ids)):
+        rows[i] = row_of(g, ids[i])
+        if rows[i] >= 0:
+            prefetch(g[GIVEN] + 8 * rows[i])
+            prefetch(g[DIRTY] + rows[i])
+            prefetch(g[ALIVE] + rows[i])
+
+
+@kernel(inline=True)
+def _note(g: Any, priority: Any, rows: Any, mass: Any) -> tuple[int, int, float]:
+    """See `update_by_id`. Moves the rows and masses of items to the front."""
+    there, items, largest = 0, 0, -np.inf
+    for i in range(len(rows)):
+        row = rows[i]
+        if row >= 0:
+            there += 1
+            if note_priority(g, row, priority[i]):
+                rows[items], mass[items] = row, mass[i]
+                largest = max(largest, priority[i])
+                items += 1
+    return there, items, largest
+
+
+@kernel(keeps_gil=True)
+def update_by_id(
+    g: Any,
+    ids: Any,
+    priority: Any,
+    eps: float,
+    alpha: float,
+    tree: Any,
+    leaves: int,
+    rows: Any,
+    mass: Any,
+    nodes: Any,
+) -> tuple[int, int, float]:
+    """`find` and store new priorities, `raise_to` masses, and `add_up` those of items.
+
+    Returns how many steps are there; how many of those are items, whose rows and masses come first
+    in ``rows`` and ``mass``; and the largest of their priorities. ``nodes`` is scratch.
+    """
+    _find(g, ids, rows)
+    raise_to(priority, eps, alpha, mass)
+    there, items, largest = _note(g, priority, rows, mass)
+    add_up(tree, leaves, rows[:items], mass[:items], nodes, False)
+    return there, items, largest
+
 
 _ONE = np.uint64(1)
 _PART = 64  # items that go down at a time: one level of them fits the nearest cache
@@ -126,15 +205,6 @@ def raise_to(priority: Any, eps: float, alpha: float, mass: Any) -> None:
     for i in range(len(priority)):
         shifted = priority[i] + eps
         mass[i] = shifted**alpha if alpha > 0.0 else 1.0 * (shifted > 0.0)
-
-
-@kernel(keeps_gil=True)
-def first_missing(priority: Any) -> int:
-    """Return the position of the first NaN, -1 without one."""
-    for i in range(len(priority)):
-        if priority[i] != priority[i]:
-            return i
-    return -1
 
 
 @kernel(keeps_gil=True)

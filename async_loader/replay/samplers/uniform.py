@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
 from async_loader.names import explain_wrong_names
-from async_loader.replay.array_types import Bytes
 from async_loader.replay.samplers.binding import Binding
-from async_loader.replay.samplers.sampler import Draw, Items, Priorities, Reading, Rows
+from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
 
 # only from here on is the list let go of: a count that moves about one bound would have it made at
 # every draw
@@ -44,25 +41,22 @@ class Uniform(Binding):
 
     def _bound(self) -> None:
         from async_loader.replay import kernels  # late: see compiled.py
-        from async_loader.replay.samplers import random_rows
+        from async_loader.replay.samplers import row_kernels
 
-        self._k, self._rows = random_rows, kernels
+        self._k, self._rows = row_kernels, kernels
 
     def reset(self) -> None:
-        self._list: _RowList | None = None
-
-    def state(self) -> dict[str, Any]:
-        """See `Sampler.state`. A loaded table lists its rows anew; so does this one then."""
-        self._list = None
-        return super().state()
+        self._listed: Rows | None = None  # rows that hold an item, or did; each once
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        if self._list is None:
+        if self._listed is None:
             return
         if self._items.count * _DENSE >= self._items.top:
-            self._list = None
+            self._listed = None
         else:
-            self._list.add(rows)
+            new = rows[self._within[rows] == 0]
+            self._within[new] = 1
+            self._listed = np.concatenate((self._listed, new))
 
     def draw(self, count: int) -> Draw:
         return Draw(self._any(count) if self.repeats else self._different(count))
@@ -84,32 +78,31 @@ class Uniform(Binding):
         return bool(used)
 
     def _any(self, count: int) -> Rows:
-        listed = self._listed()
-        among = None if listed is None else listed.rows[: listed.count]
-        return self._k.draw_any(self._numbers, self._items, count, among)
+        return self._k.draw_any(self._numbers, self._items, count, self._list())
 
-    def _listed(self) -> _RowList | None:
+    def _list(self) -> Rows | None:
         """Return the list of rows, if one is needed."""
-        items = self._items
-        if self._list is None:
+        items, listed = self._items, self._listed
+        if listed is None:
             if items.count * self._k.SPARSE >= items.top:
                 return None
-            self._list = _RowList(items, np.flatnonzero(items.alive[: items.top]))
-        elif self._list.count > 2 * items.count:
-            self._list = _RowList(items, self._list.items(items.alive))
-        return self._list
+            listed = np.flatnonzero(items.alive[: items.top])
+        elif len(listed) > 2 * items.count:
+            listed = listed[items.alive[listed] != 0]
+        if listed is not self._listed:
+            self._listed, self._within = listed, np.zeros(items.rows, np.uint8)
+            self._within[listed] = 1
+        return listed
 
     def _different(self, count: int) -> Rows:
         """Return the first ``count`` different rows of an endless uniform sequence."""
         items = self._items
         if count * 2 > items.count:  # most of them: waiting for the last by chance would take long
-            listed = self._listed()
-            there = (
-                np.flatnonzero(items.alive[: items.top])
-                if listed is None
-                else listed.items(items.alive)
-            )
-            return there[np.argsort(self._numbers.take(len(there)), kind="stable")[:count]]
+            listed = self._list()
+            there: Rows = np.arange(items.top) if listed is None else listed
+            there = there[items.alive[there] != 0]
+            chosen: Rows = np.argsort(self._numbers.take(len(there)), kind="stable")[:count]
+            return there[chosen]
         rows: Rows = np.empty(0, np.int64)
         for _ in range(_ROUNDS):
             more = np.concatenate((rows, self._any(count - len(rows))))
@@ -124,29 +117,3 @@ class Uniform(Binding):
 
     def __repr__(self) -> str:
         return "Uniform()" if self.replacement else "Uniform(replacement=False)"
-
-
-class _RowList:
-    """Rows that hold an item, or did when they were listed; each once."""
-
-    def __init__(self, items: Items, rows: Rows) -> None:
-        self.count = len(rows)
-        self.rows = np.empty(max(64, 2 * self.count), np.int64)
-        self.rows[: self.count] = rows
-        self._within = np.zeros(items.rows, np.uint8)
-        self._within[rows] = 1
-
-    def items(self, alive: Bytes) -> Rows:
-        """Return the listed rows that hold an item."""
-        rows = self.rows[: self.count]
-        held: Rows = rows[alive[rows] != 0]
-        return held
-
-    def add(self, rows: Rows) -> None:
-        new = rows[self._within[rows] == 0]
-        self._within[new] = 1
-        if self.count + len(new) > len(self.rows):
-            more = np.empty(len(self.rows) + len(new), np.int64)
-            self.rows = np.concatenate((self.rows, more))
-        self.rows[self.count : self.count + len(new)] = new
-        self.count += len(new)

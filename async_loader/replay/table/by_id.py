@@ -1,9 +1,9 @@
-"""Steps by their ids: read, changed, taken out."""
+"""The parts of a table, and steps by their ids: read, changed, taken out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,12 @@ from async_loader.source import Applied
 from async_loader.table import Batch
 
 
-class TableParts(NamedTuple):
-    """The parts that every front of one table shares.
+class TableParts:
+    """The parts that every front of one table shares, and what these do with steps by id.
 
     `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may
-    be used side by side, since each part takes the table's lock by itself.
+    be used side by side, since each part takes the table's lock by itself. Any thread. An id that
+    is gone is never another step.
 
     Attributes
     ----------
@@ -38,46 +39,32 @@ class TableParts(NamedTuple):
         Draws and reads items.
     """
 
-    state: TableState
-    inserter: Inserter
-    table_sampler: TableSampler
-
-
-class ById:
-    """Reads and changes steps by id. An id that is gone is never another step. Any thread.
-
-    Parameters
-    ----------
-    table_state, inserter, table_sampler : TableState, Inserter, TableSampler
-    """
-
-    def __init__(
-        self, table_state: TableState, inserter: Inserter, table_sampler: TableSampler
-    ) -> None:
-        self._table_state, self._in, self._out = table_state, inserter, table_sampler
+    def __init__(self, state: TableState) -> None:
+        self.state, self.inserter = state, Inserter(state)
+        self.table_sampler = TableSampler(state)
 
     def get(self, index: object, view: View | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
         checked_view(view)
-        self._table_state.check_open()
-        if not self._table_state.ready:
+        self.state.check_open()
+        if not self.state.ready:
             return {"index": np.empty(0, np.int64)}
-        return self._out.these(ids, view)
+        return self.table_sampler.these(ids, view)
 
     def update_priorities(
         self, index: object, priority: object, view: View | None = None
     ) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        ids, eta = ids_of(index), self._table_state.eta_of(view)
+        ids, eta = ids_of(index), self.state.eta_of(view)
         if eta is not None:
             priority = per_item(priority, len(ids), eta)
-        return self._in.prioritize(ids, floats_of(priority, "priority"))
+        return self.inserter.prioritize(ids, floats_of(priority, "priority"))
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         ids, fields = one_axis(index, fields)
-        table_state = self._table_state
+        table_state = self.state
         if not table_state.ready:
             return Applied(0, len(ids))
         columns = columns_of(table_state.step_packer, fields, len(ids))
@@ -87,7 +74,7 @@ class ById:
     def delete(self, index: object) -> Applied:
         """See `ReplayBuffer.delete`."""
         ids = ids_of(index)
-        table_state = self._table_state
+        table_state = self.state
         if not table_state.ready:
             return Applied(0, len(ids))
         with table_state.lock:
@@ -99,14 +86,14 @@ class ById:
     def clear(self, timeout_s: float | None) -> None:
         """See `ReplayBuffer.clear`."""
         seconds_or_none("timeout_s", timeout_s)
-        table_state = self._table_state
+        table_state = self.state
         with table_state.lock:
             if not table_state.ready:
                 table_state.check_open()
                 return
             try:
                 table_state.own().clear()
-                self._out.forget()
+                self.table_sampler.forget()
             finally:
                 table_state.waiters.ring()
 

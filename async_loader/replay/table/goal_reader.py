@@ -8,19 +8,17 @@ from typing import get_args
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.replay.base import field_table
-from async_loader.replay.goal_returns import ReturnPlaces, replace_returns
-from async_loader.replay.hindsight_parts import GOAL, HindsightParts
+from async_loader.replay.hindsight_goals import GOAL, HindsightParts, replace_returns
 from async_loader.replay.hindsight_view import Strategy
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.storage import Storage
 
 
 class GoalReader:
     """Chooses new goals, and computes the returns that they change.
 
-    Walks an episode from link to link once, and keeps the ids of its steps: 8 to 24 bytes for each
+    Walks an episode from link to link once, and keeps the ids of its steps: 8 to 32 bytes for each
     row of the table, in each reader. Cost of the walk: 6 ns a step, where rows lie in order; of a
     draw then: independent of the episode's length.
 
@@ -45,16 +43,15 @@ class GoalReader:
 
         of = read_plan.goals
         assert of is not None
-        self._choose = goals.choose_goals
+        self._k = goals
         self._goals, self._storage = of, storage
         self.numbers, self.chances = numbers, np.empty(0)
-        names = [one.name for one in read_plan.outputs]
-        self._relabelled, discount = names.index("relabelled"), names.index("discount")
-        self._places = ReturnPlaces(of.reward, of.terminated, of.done, of.truncated, discount)
+        self._places = {one.name: i for i, one in enumerate(read_plan.outputs)}
+        self._relabelled = self._places["relabelled"]
         self._parts = [one.name for one in read_plan.hidden]
         self._in_parts = isinstance(of.view, HindsightParts)
         self._stacked = {i: read_plan.outputs[i].frames > 1 for i in of.goals}
-        self._goal = names.index(GOAL) if self._in_parts else 0
+        self._goal = self._places.get(GOAL, 0)
         self._forget_episodes()
 
     def choose(self, ids: Ids) -> Ids:
@@ -65,7 +62,7 @@ class GoalReader:
         if self._emptied != self._storage.emptied:  # since the items were found, or before
             self._forget_episodes()
         view, goals = self._goals.view, np.empty(len(ids), np.int64)
-        self._choose(
+        self._k.choose_goals(
             self._storage.geometry,
             ids,
             self._next_chances(len(ids)),
@@ -90,7 +87,7 @@ class GoalReader:
 
     def _forget_episodes(self) -> None:
         self._emptied = self._storage.emptied
-        self._lists = field_table.new_lists(self._storage.layout.rows)
+        self._lists = self._k.new_lists(self._storage.layout.rows)
 
     def _next_chances(self, count: int) -> Floats:
         if len(self.chances):

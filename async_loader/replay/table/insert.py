@@ -13,7 +13,6 @@ from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, Would
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.replay.arguments import one_float, schema_of_columns, storable
 from async_loader.replay.array_types import Floats, Ids
-from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
@@ -21,7 +20,6 @@ from async_loader.replay.table.records import (
     Heads,
     Rows,
     RowSource,
-    end_heads,
     plain_heads,
 )
 from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
@@ -351,19 +349,16 @@ class Inserter:
             return [known[stream] for stream in streams if stream in known]
 
         def attempt() -> bool:
-            table, heads = table_state.own(), end_heads(numbers(), flags)
-            fields = table.fields_of(columns, packer.followed) if columns else NO_FIELDS
-            source = RowSource.of(fields, heads)
-            done = self.insert(source, np.empty(len(heads), np.int64)) == len(heads)
+            table = table_state.own()
+            done = not columns or table_state.has_room(1, numbers())
             if done:
+                table.end(numbers(), flags, columns)
                 table_state.waiters.ring()
             return done
 
-        def why_not() -> str | None:
-            has_room = table_state.has_room(1, numbers())
-            return None if has_room else table_state.table.why_full()
-
-        table_state.waiters.until(attempt, "insert", why_not, timeout_s)
+        table_state.waiters.until(
+            attempt, "insert", lambda: table_state.table.why_full(), timeout_s
+        )
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
         """Change priorities by id."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import rebuild, tell_all
-from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.sequence_sampler import InnerSampler
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.storage import Storage
@@ -129,7 +128,6 @@ class TableItems:
         # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
         self.across = False
         self._none = np.full(256, np.nan)
-        self._parted = False
         g = self.g = storage.geometry
         g[r.DEPTH], g[r.FOLLOWED] = depth_and_lookahead(layout.schema)
         self.schema_lookahead = int(g[r.FOLLOWED])
@@ -147,7 +145,6 @@ class TableItems:
         self._told: list[Sampler] = []
         # To be detached: a finalizer adds to it, which cannot wait for the lock.
         self.leaving: deque[Sampler] = deque()
-        self.left_out_by: dict[str, int] = {}  # by detached samplers, see LagSampler
         self.prioritized: list[Sampler] = []  # those that use priorities
         self._update_by_id: Callable[..., Any] | None = None
         self._reads_fields: list[Callable[[Ids], None]] = []
@@ -256,11 +253,8 @@ class TableItems:
         told = [one for one in self._told if one is not sampler]
         if len(told) == len(self._told):
             return
-        left_out = dict(self.left_out_by)
-        for reason, count in getattr(sampler, "left_out_by", {}).items():
-            left_out[reason] = left_out.get(reason, 0) + count
         self.unfinished = True
-        self._told, self.left_out_by = told, left_out
+        self._told = told
         self._sort_told()
         self.unfinished = False
 
@@ -320,33 +314,16 @@ class TableItems:
         self._k.find(self.g, ids, rows, False)
         return rows
 
-    def names(self, rows: Ids) -> Ids:
-        """Return the ids of rows."""
-        names: Ids = self.ids[rows]
-        return names
-
     def remove(self, rows: Ids) -> None:
         """End the items of these rows."""
         self.unfinished = True
-        (self._k.forget if self._parted else self._k.remove)(self.g, rows, self._changes)
+        self._k.remove(self.g, rows, self._changes)
         self.settle()
 
     def finish(self) -> None:
         """Rebuild what an interrupted call left half done, and write what was gathered."""
         raise NotImplementedError
 
-    def write(self, source: RowSource, count: int, ids: Ids, start: int = 0) -> None:
-        """See `TableWriting.write`."""
+    def end(self, numbers: Iterable[int], flags: int) -> None:
+        """See `TableWriting.end`."""
         raise NotImplementedError
-
-    @property
-    def uses_up(self) -> bool:
-        """Whether each item ends after a number of draws."""
-        return self._most > 0
-
-    def part(self) -> None:
-        """Detach from the parent, in a forked child: no change here reaches
-        its counts or its rows.
-        """
-        self.g = self.storage.geometry = self.g.copy()
-        self._parted = True

@@ -85,6 +85,9 @@ class LagSampler(InnerSampler):
     priorities : callable
         Returns the priorities of the steps in some rows.
     seed : SeedSequence
+    left_out_by : dict of str to int
+        Where steps are counted that are left out, by reason: they ``became_old``, or ``came_old``,
+        or are of an ``other_run``, see `publish`. All samplers of a table share it.
     published : int, optional
         The newest version, where all of them are told, see `publish`.
     end : callable, optional
@@ -95,9 +98,6 @@ class LagSampler(InnerSampler):
     ----------
     newest : int | None
         The newest version that was stored or told; ``None`` before the first.
-    left_out_by : dict of str to int
-        Steps that were left out so far, by reason: they ``became_old``, or ``came_old``, or are of
-        an ``other_run``, see `publish`.
     early : int
         Steps that wait until their version is published.
     """
@@ -110,6 +110,7 @@ class LagSampler(InnerSampler):
         versions: Callable[[], Array],
         priorities: Callable[[Rows], Priorities],
         seed: np.random.SeedSequence,
+        left_out_by: dict[str, int],
         published: int | None = None,
         end: Callable[[Rows], None] | None = None,
     ) -> None:
@@ -117,7 +118,7 @@ class LagSampler(InnerSampler):
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         self.newest: int | None = published
-        self.left_out_by = dict.fromkeys(REASONS, 0)
+        self._left_out_by = left_out_by
         self._published = published is not None
         self._of = np.empty(items.rows, np.int64)  # the versions of the steps that it knows
         self._over = _NONE
@@ -180,7 +181,7 @@ class LagSampler(InnerSampler):
         """Return which steps that were drawn, and came back, are left out now; count them."""
         newest = _NONE if self.newest is None else self.newest
         old: Bools = versions.astype(np.int64) < newest - self.max_lag
-        self.left_out_by["became_old"] += int(old.sum())
+        self._left_out_by["became_old"] += int(old.sum())
         return old
 
     def see(self, version: int) -> None:
@@ -227,14 +228,9 @@ class LagSampler(InnerSampler):
         self._listed -= len(self._came.pop(version))
 
     def _count(self, rows: Rows, reason: str) -> None:
-        self.left_out_by[reason] += len(rows)
+        self._left_out_by[reason] += len(rows)
         if self._end_items is not None and len(rows):
             self._end_items(rows)
-
-    @property
-    def stale(self) -> int:
-        """Steps that were left out so far, for all reasons together."""
-        return sum(self.left_out_by.values())
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
@@ -253,10 +249,10 @@ class LagSampler(InnerSampler):
     def left_out(self) -> str:
         """What is left out, as the end of a message; empty if nothing is."""
         text = ""
-        if self.stale:
+        if stale := sum(self._left_out_by.values()):
             text += (
                 f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
-                f"{self.stale:,} so far"
+                f"{stale:,} so far"
             )
         if self.early:
             text += (

@@ -14,14 +14,17 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.record_layout import HEAD
-from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, TRUNCATED
+from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, HEAD, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.records import RowSource
-from async_loader.replay.table.sampler_session import SamplerSession
-from async_loader.replay.table.source_sampler import NewestOf, nothing_published, sampler_for
+from async_loader.replay.table.source_sampler import (
+    NewestOf,
+    SamplerSession,
+    nothing_published,
+    sampler_for,
+)
 from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied
@@ -80,7 +83,8 @@ class NonblockingTable:
 
     def __init__(self, parts: TableParts) -> None:
         self._parts = parts
-        self._table_state, self._inserter, self._table_sampler = parts
+        self._table_state, self._inserter = parts.state, parts.inserter
+        self._table_sampler = parts.table_sampler
         with self._table_state.lock:
             self._table_state.served = True  # it reads the table without catching up
             self._table_state.catch_up()
@@ -111,12 +115,6 @@ class NonblockingTable:
     def steps_had(self) -> int:
         """How many items were inserted since the table was made. Takes no lock."""
         return self._table_state.steps_had
-
-    @property
-    def rows_had(self) -> int:
-        """How many rows were written since the table was made: the id of the next one."""
-        table = self._table_state.table if self._table_state.ready else None
-        return 0 if table is None else int(table.g[CURSOR])
 
     @property
     def uses_up(self) -> bool:
@@ -151,20 +149,10 @@ class NonblockingTable:
         return limiter is not None and limiter.hands_out_all(times, capacity or 0)
 
     @property
-    def sampler(self) -> Sampler:
-        """The sampler of the table itself."""
-        return self._table_state.sampler
-
-    @property
     def no_priorities(self) -> str | None:
         """Why steps have no priorities here, cut to a message's length; ``None`` if they may."""
         why = self._table_state.no_priorities
         return None if why is None else why[:_TEXT]
-
-    @property
-    def eta(self) -> float | None:
-        """See `TableState.eta_of`."""
-        return self._table_state.eta_of()
 
     def nothing(self, count: int) -> Exception:
         """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
@@ -229,10 +217,11 @@ class NonblockingTable:
         if self._table_state.prioritized:
             self._inserter.checked(steps.priorities)
 
-    def insert(self, steps: Incoming, start: int) -> int:
+    def insert(self, steps: Incoming, start: int, went_in: Callable[[int], object] = id) -> int:
         """Insert as many steps from row ``start`` on as the limiter allows now.
 
-        Returns the row after the last inserted one.
+        Returns the row after the last inserted one. ``went_in`` is called with it under the lock,
+        so that a save knows of these rows, or has none of them.
         """
         heads = np.empty(len(steps), HEAD)
         heads["stream"], heads["priority"] = steps.streams, steps.priorities
@@ -244,6 +233,7 @@ class NonblockingTable:
             stop = self._inserter.insert(source, ids, start, self.ahead())
             if steps.seen and self.leased:
                 self._note_seen(ids[start:stop][steps.flags[start:stop] & FINAL == 0])
+            went_in(stop)
         return stop
 
     def end(self, streams: Sequence[int]) -> None:
@@ -289,7 +279,7 @@ class NonblockingTable:
     def stale_by_reason(self) -> dict[str, int]:
         """Steps that readers with ``max_lag`` have left out, by reason: see `LagSampler`."""
         with self._table_state.lock:
-            return self._table_state.stale_by_reason()
+            return dict(self._table_state.left_out_by)
 
     # -- out ---------------------------------------------------------------------------------------
 
@@ -320,7 +310,9 @@ class NonblockingTable:
             Asked once, for a ``max_lag``; later versions are told to `SamplerSession.publish`.
         """
         if check is not None:
-            check(self.shown(view, (self.sampler if given is None else given).weighted))
+            check(
+                self.shown(view, (self._table_state.sampler if given is None else given).weighted)
+            )
         chosen = sampler_for(
             self._table_state, given, seed, rank, world_size, view, max_lag, newest_of, masses
         )

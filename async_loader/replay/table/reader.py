@@ -17,20 +17,19 @@ from async_loader.replay.base.field_table import (
     ARRAY_STRIDE,
     FRAMES,
     NBYTES,
+    NO_GOALS,
     READING,
     TIMES,
     UNIT,
     address_of,
 )
-from async_loader.replay.base.read_table import NO_GOALS
 from async_loader.replay.base.row_format import DELETED, FINAL, FLAGS, ID
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Reading
-from async_loader.replay.samplers.random_numbers import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import BatchArrays, Target, split_index
-from async_loader.replay.table.compressed_values import CompressedValues
+from async_loader.replay.table.compressed_ring import CompressedValues
 from async_loader.replay.table.goal_reader import GoalReader
-from async_loader.replay.table.readahead import read_ahead
 from async_loader.replay.table.storage import Storage, stored_fields
 from async_loader.schema import Schema, samples_of
 from async_loader.shm.array_pool import ArrayPool
@@ -133,9 +132,24 @@ class ReplayReader:
             self.replace(ids, gone, into, np.random.default_rng(seed))
 
     def announce(self, ids: Ids) -> None:
-        """Have the rows of a batch brought in, if they are on a disk. Waits for none of them."""
-        if self._storage.on_disk:
-            read_ahead(self._storage, self.read_plan, ids)
+        """Have the rows of a batch brought in, if they are on a disk: all pages at once, where
+        reading would ask for one after the other. Waits for none of them.
+
+        The steps that an item shows beside its own are taken to lie in the rows around it, as those
+        of a single stream do. Where streams are mixed, other rows are brought in, and reading waits
+        for some.
+        """
+        storage, layout = self._storage, self._storage.layout
+        if not storage.on_disk:
+            return
+        sources = {one.source for one in self.read_plan.outputs}
+        places = {(0, layout.stride), *(layout.places[i] for i in sources if i >= 0)}
+        rows = ids % layout.rows
+        first = np.maximum(rows - self.read_plan.depth + 1, 0)
+        end = np.minimum(rows + self.read_plan.span + 1, layout.rows)
+        for offset, stride in places:
+            if not offset or stride != layout.stride:  # small fields are in the packed rows
+                storage.bring_in(offset + first * stride, offset + end * stride)
 
     def warm(self) -> ReplayReader:
         """Compile or load its kernels here, so that worker processes that get a copy need not."""

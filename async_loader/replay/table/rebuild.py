@@ -83,7 +83,7 @@ def rebuild(table: Items) -> None:
         table.assigned[table._born[: changes[0]]] = np.nan
     changes[:] = 0
     odd = np.flatnonzero(heads[:, r.FLAGS // 8] & r.VERSION_ONE)
-    if len(odd) and not table._parted:  # rows that were being patched
+    if len(odd):  # rows that were being patched
         k.turn_version(g, odd, False)
     items.count, items.top = g[r.COUNT : r.TOP + 1].tolist()
     table.deleted = table.inserted - items.count

@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES
-from async_loader.replay.base.record_layout import HEAD, RecordLayout
-from async_loader.replay.base.row_format import FINAL
+from async_loader.replay.base.row_format import FINAL, HEAD, RecordLayout
 
 Heads = npt.NDArray[np.void]
 RAW = np.dtype(f"V{HEAD.itemsize}")
@@ -96,13 +95,6 @@ def plain_heads(count: int) -> Heads:
     """Return heads of steps within their episodes, without priorities."""
     heads = np.zeros(count, HEAD)
     heads["priority"] = np.nan
-    return heads
-
-
-def end_heads(streams: Sequence[int], flags: int) -> Heads:
-    """Return heads of records that end the episodes of these streams. See row_format.py, SHOWN."""
-    heads = plain_heads(len(streams))
-    heads["stream"], heads["flags"] = streams, FINAL | flags
     return heads
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from async_loader.errors import Broken
 from async_loader.replay.array_types import Ids
-from async_loader.replay.base import field_table as q
 from async_loader.replay.samplers import Draw, Items, Sampler
 from async_loader.replay.samplers.sampler import Priorities, Rows
 from async_loader.replay.views import Sequences
@@ -125,8 +123,8 @@ class SequenceSampler(InnerSampler):
         Bound to no table.
     items : Items
         Of the table.
-    geometry : callable
-        Returns the geometry of the table, as it is now.
+    geometry : int64 array
+        Of the table; see row_format.py.
     seed : SeedSequence
 
     Attributes
@@ -140,12 +138,12 @@ class SequenceSampler(InnerSampler):
         view: Sequences,
         sampler: Sampler,
         items: Items,
-        geometry: Callable[[], Ids],
+        geometry: Ids,
         seed: np.random.SeedSequence,
     ) -> None:
         from async_loader.replay.kernels import sequence_starts  # late: see compiled.py
 
-        self._k, self._geometry = sequence_starts, geometry
+        self._k, self._g = sequence_starts, geometry
         self.view = view
         super().__init__(sampler, items, seed)
         rows = items.rows
@@ -185,15 +183,15 @@ class SequenceSampler(InnerSampler):
 
     def _found(self, rows: Rows) -> Rows:
         """Return the sequences that are complete with steps; one may come twice."""
-        g, done, parts = self._geometry(), 0, []
-        room = len(rows) + int(self._shape[q.MOST])
+        done, parts = 0, []
+        room = len(rows) + int(self._shape[self._k.MOST])
         found, count = (
-            np.empty(min(room, max(_FOUND, int(self._shape[q.MOST]))), np.int64),
+            np.empty(min(room, max(_FOUND, int(self._shape[self._k.MOST]))), np.int64),
             np.zeros(1, np.int64),
         )
         while done < len(rows):
             done = self._k.find_starts(
-                g, rows, done, self._shape, self._seen, self._position, found, count
+                self._g, rows, done, self._shape, self._seen, self._position, found, count
             )
             if done < 0:
                 raise Broken(
@@ -214,7 +212,7 @@ class SequenceSampler(InnerSampler):
         new = self._begin(rows)
         priority = np.full(len(new), np.nan)
         if self.prioritized:
-            self._k.first_priorities(self._geometry(), new, self._shape, self.view.eta, priority)
+            self._k.first_priorities(self._g, new, self._shape, self.view.eta, priority)
             told = self.assigned[new]  # NaN where the sampler is not told of them again
             priority = np.where(np.isnan(told), priority, told)
         if len(new):

@@ -1,22 +1,192 @@
-"""The sampler of one learner: the table's, its own, or the table's with another seed."""
+"""How one learner draws: by the table's sampler, its own, or the table's with another seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from async_loader.errors import ConfigError
 from async_loader.replay.arguments import whole_seed
-from async_loader.replay.samplers import Sampler, Uniform
-from async_loader.replay.samplers.binding import like
+from async_loader.replay.array_types import Array, Bools
+from async_loader.replay.samplers import Prioritized, Sampler, Uniform
+from async_loader.replay.samplers.binding import RandomNumbers, Seeded, innermost, like
 from async_loader.replay.samplers.sampler import check_sampler
-from async_loader.replay.samplers.seeded import Seeded
+from async_loader.replay.table.batch_arrays import Target
+from async_loader.replay.table.by_id import TableParts
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
+from async_loader.replay.table.reader import ReplayReader
+from async_loader.replay.table.sample import drawing_sampler
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View
+from async_loader.schema import Schema
 from async_loader.validation import whole
+
+
+class Totals(NamedTuple):
+    """What a learner's batches are drawn from.
+
+    Attributes
+    ----------
+    items : int
+        That can be drawn; 0 while the limiter waits for more.
+    mass : float | None
+        The sum of what their probabilities are in proportion to; ``None``: all are the same.
+    least : float | None
+        The least of these, where the sampler knows it.
+    """
+
+    items: int
+    mass: float | None = None
+    least: float | None = None
+
+
+class SamplerSession:
+    """Draws the batches of one learner. Made by `NonblockingTable.drawing`. One thread.
+
+    Parameters
+    ----------
+    parts : TableParts
+    view : View | None
+    chosen : SourceSampler
+        Its own sampler is detached by `close`.
+    min_size : int
+        Items that its batches wait for.
+    """
+
+    def __init__(
+        self,
+        parts: TableParts,
+        view: View | None,
+        chosen: SourceSampler,
+        min_size: int = 1,
+    ) -> None:
+        self._table_state, self._table_sampler = parts.state, parts.table_sampler
+        self._view, self._chosen, self._min_size = view, chosen, min_size
+        self._sampler = chosen.sampler
+        self._lag = chosen.own if isinstance(chosen.own, LagSampler) else None
+        self._read_plan = self._table_sampler.read_plan(view, chosen.sampler)
+        self._reader: ReplayReader | None = None
+
+    @property
+    def schema(self) -> Schema:
+        """Of a batch's rows, with ``index``, and ``weight`` where the sampler has weights."""
+        return self._read_plan.schema
+
+    @property
+    def eta(self) -> float | None:
+        """The share of the largest error in the priority of a sequence; ``None`` for steps."""
+        sequence = self._read_plan.sequence
+        return None if sequence is None else sequence.eta
+
+    @property
+    def sampler(self) -> Sampler:
+        """What chooses the items in the end."""
+        return innermost(self._sampler)
+
+    def totals(self) -> Totals:
+        """Return how much there is to draw from now."""
+        table_state = self._table_state
+        with table_state.lock:
+            table_state.check_open()
+            table = table_state.table
+            table_state.catch_up()
+            items, limits = table.held_for(self._sampler), table_state.limits
+            if limits is not None and limits.inserted - limits.deleted < (
+                limits.config.min_size_to_sample
+            ):
+                items = 0
+            if not isinstance(self.sampler, Prioritized) or not items:
+                return Totals(items)
+            return Totals(items, *self.sampler.totals())
+
+    @property
+    def index_place(self) -> int:
+        """The position of ``index`` among the fields of `schema`."""
+        return [field.name for field in self.schema.fields].index("index")
+
+    @property
+    def weights(self) -> str | None:
+        """The name of the weights whose newest version bounds what is drawn; ``None``: none do."""
+        schema = self._table_state.schema
+        return None if self._lag is None or schema is None else weights_of(schema)
+
+    def publish(self, version: int) -> None:
+        """Note the newest version of `weights`. See `LagSampler.publish`."""
+        assert self._lag is not None
+        self._table_state.publish(self._lag.publish, version)
+
+    def too_old(self, columns: Sequence[Array]) -> Bools | None:
+        """Return which rows of a batch that came back are too old to be given out again, and count
+        them; ``None``: none are.
+        """
+        if self._lag is None:
+            return None
+        with self._table_state.lock:
+            old = self._lag.too_old(columns[version_field(self.schema)])
+        return old if old.any() else None
+
+    def why_not(self, count: int) -> str | None:
+        """Say in numbers why ``count`` items cannot be drawn now; ``None`` if they can.
+
+        Raises ConfigError if they never can be.
+        """
+        table_state = self._table_state
+        with table_state.lock:
+            table_state.check_open()
+            return self._table_sampler.why_not(self._sampler, count, self._min_size)
+
+    def nothing(self, count: int) -> Exception:
+        """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
+        with self._table_state.lock:
+            return self._table_sampler.not_enough(count, self._sampler)
+
+    def most(self, count: int) -> int:
+        """Return how many items can be drawn at once now, up to ``count``."""
+        table_state = self._table_state
+        with table_state.lock:
+            drawable = table_state.table.drawable(self._sampler)
+            limits = table_state.limits
+        most = count if drawable is None else min(count, drawable)
+        return most if limits is None else min(most, limits.sampleable())
+
+    def arrays(self, count: int) -> Sequence[Array]:
+        """Draw a batch into new arrays ``[count, *shape]``, one for each field of `schema`.
+
+        Call it when `why_not` has returned ``None``.
+        """
+        return self._table_sampler.arrays(self._sampler, count, self._view, 0.0)
+
+    def target(self, arrays: Sequence[Array]) -> Target:
+        """Wrap the caller's arrays as a target for `fill`.
+
+        One array ``[count, *shape]`` for each field of `schema`, in C order.
+        """
+        if self._reader is None:
+            self._reader = self._table_sampler.reader(self._read_plan, self._numbers())
+        return self._reader.target(arrays)
+
+    def _numbers(self) -> RandomNumbers | None:
+        """Return what chooses hindsight goals, if the learner has a seed: as `ReplaySource`."""
+        seeds = self._chosen.goal_seeds()
+        return None if seeds is None else RandomNumbers(seeds)
+
+    def fill(self, target: Target) -> None:
+        """Draw a batch into a target of this session: the rows that `arrays` would return.
+
+        Call it when `why_not` has returned ``None``.
+        """
+        assert self._reader is not None
+        self._table_sampler.fill(self._reader, self._sampler, target)
+
+    def close(self) -> None:
+        """Detach the learner's own sampler from the table."""
+        if self._chosen.own is not None:
+            self._table_state.let_go_of(self._chosen.own)
+            with self._table_state.lock:
+                self._table_state.table.let_go()
+
 
 NewestOf = Callable[[str], int | None]
 """Returns the newest version of weights by their name; ``None``: none were published."""
@@ -37,20 +207,6 @@ class SourceSampler(NamedTuple):
     def goal_seeds(self) -> np.random.SeedSequence | None:
         """Return the seed of the numbers that choose hindsight goals, if the learner has a seed."""
         return None if self.words is None else np.random.SeedSequence(self.words, spawn_key=(0,))
-
-
-def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
-    """Return what draws the items of ``view`` as a sampler of the table does.
-
-    That is the sampler itself, but for sequences; see `SequenceSampler`.
-    """
-    view = table_state.view if view is None else view
-    if not isinstance(view, Sequences) or not table_state.ready:
-        return sampler
-    if isinstance(sampler, Seeded):
-        inner = drawing_sampler(table_state, sampler.sampler, view)
-        return sampler if inner is sampler.sampler else sampler.over(inner)
-    return table_state.sequence_sampler(view) if sampler is table_state.sampler else sampler
 
 
 def sampler_for(
@@ -125,6 +281,7 @@ def _within_lag(
         lambda: table_state.table.storage.cell(place),
         lambda rows: table_state.table.given_to(rows),
         seeds,
+        table_state.left_out_by,
         newest_of(weights_of(schema)),
         table_state.end_later if table_state.max_times_sampled else None,
     )

@@ -13,8 +13,15 @@ from async_loader import tensors, tree
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import length_of
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.record_layout import HEAD_BYTES, RecordLayout
-from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, TERMINATED, TRUNCATED
+from async_loader.replay.base.row_format import (
+    AWAITS,
+    ENDS,
+    FINAL,
+    RECORD_HEAD,
+    TERMINATED,
+    TRUNCATED,
+    RecordLayout,
+)
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.records import Rows, plain_heads
 from async_loader.schema import Field, Schema
@@ -55,10 +62,6 @@ class StepPacker:
     def __init__(self, schema: Schema, layout: RecordLayout | None = None) -> None:
         self.schema, self.layout = schema, RecordLayout.of(schema) if layout is None else layout
         self.fits = [FieldValidator(field) for field in schema.fields]
-        self._kinds = [
-            (fit, f.dtype, f.shape, f.dtype.type if f.shape == () else None)
-            for fit, f in zip(self.fits, schema.fields, strict=True)
-        ]
         self.terminated, self.truncated, self.done = end_fields(schema)
         self.ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
@@ -76,7 +79,7 @@ class StepPacker:
         fields, layout = self.schema.fields, self.layout
         # a field without elements begins where the next one does
         small = sorted((layout.offsets[i] or 0, fields[i].nbytes, i) for i in layout.small)
-        form, at = "<IId", HEAD_BYTES
+        form, at = "<IId", RECORD_HEAD
         for offset, nbytes, i in small:
             sign = _FORMATS[fields[i].dtype.char] if _is_number(fields[i]) else f"{nbytes}s"
             form, at = f"{form}{offset - at}x{sign}", offset + nbytes
@@ -165,15 +168,8 @@ class StepPacker:
 
     def values(self, step: Mapping[str, Any]) -> list[Any]:
         """Check one step. Return its values, in the order of the schema."""
-        values = self.schema.leaves(step)
-        for i, (fit, dtype, shape, scalar) in enumerate(self._kinds):
-            value = values[i]
-            kind = type(value)
-            if kind is not scalar and (
-                kind is not np.ndarray or value.dtype is not dtype or value.shape != shape
-            ):
-                values[i] = fit.value(value)
-        return values
+        leaves = self.schema.leaves(step)
+        return [fit.value(value) for fit, value in zip(self.fits, leaves, strict=True)]
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
         """Check many steps. Return their columns, in the fields' dtypes."""
@@ -189,17 +185,9 @@ class StepPacker:
                 return columns
         except (KeyError, AttributeError):  # a field is missing; a list, a number
             looks = []
-        columns, others = self.schema.leaves(batch), []
-        for i, (_, dtype, shape, _) in enumerate(self._kinds):
-            value = columns[i]
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not dtype
-                or not value.ndim
-                or value.shape[1:] != shape
-            ):
-                columns[i] = self._column(i, value)
-                others.append(i)
+        values = self.schema.leaves(batch)
+        columns = [self._column(i, value) for i, value in enumerate(values)]
+        others = [i for i, value in enumerate(values) if columns[i] is not value]
         length_of(self.schema, columns)
         self._seen = looks, others
         return columns

@@ -31,7 +31,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError, OutOfMemory
 from async_loader.names import nearest
-from async_loader.replay.array_types import Array, Ids
+from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import Field, PackedRow, Schema
 from async_loader.shm.hugepages import HugePages, advise
@@ -45,7 +45,7 @@ from async_loader.shm.segment import Segment
 # another pass.
 COLUMN_BYTES = 1024
 
-_PAGE = 4096
+_PAGE = mmap.PAGESIZE
 _INT64 = np.dtype(np.int64)
 # At the end: a byte that says whether the rows are being loaded; and from byte 8 on the two words
 # of the ring of compressed values; at byte 24 how often ids began again.
@@ -225,8 +225,6 @@ class Storage:
     ----------
     geometry : int64 array
         What kernels know of the table; see row_format.py. The table fills in the rest.
-    cells : list of arrays [rows, *shape]
-        Every field of all rows.
     ready : int
         Rows for which `make_ready` has been called.
     """
@@ -310,6 +308,13 @@ class Storage:
         ]
         self.ready = min(ends) if self._huge.wanted and min(ends) < layout.rows else sys.maxsize
 
+    def bring_in(self, begins: Ids, ends: Ids) -> None:
+        """Have a disk bring in the bytes from ``begins`` to ``ends``. Waits for none of them."""
+        for begin, end in zip(
+            (begins // _PAGE).tolist(), (-(-ends // _PAGE)).tolist(), strict=True
+        ):
+            advise(self.base + begin * _PAGE, (end - begin) * _PAGE, mmap.MADV_WILLNEED)
+
     def fresh_geometry(self) -> Ids:
         """Return the geometry of an empty table."""
         geometry = np.zeros(row_format.PLACES, np.int64)
@@ -317,10 +322,6 @@ class Storage:
         geometry[row_format.STRIDE] = self.layout.stride
         geometry[row_format.ROWS] = self.layout.rows
         return geometry
-
-    @property
-    def cells(self) -> list[Array]:
-        return [self.cell(i) for i in range(len(self.layout.schema.fields))]
 
     def cell(self, i: int) -> Array:
         """Return field ``i`` of all rows, ``[rows, *shape]``; its locators if it has a codec."""
@@ -340,6 +341,13 @@ class Storage:
         if name not in names:
             raise ConfigError(f"steps have no field {name!r}: {nearest(name, names)}")
         return self.cell(names.index(name))
+
+    def row_parts(self) -> list[Bytes]:
+        """Return the bytes of rows: the packed ones, then each column, ``[rows, bytes of one]``."""
+        layout = self.layout
+        packed, beside = (0, layout.stride), layout.rows * layout.stride
+        places = [packed, *(place for place in layout.places if place[0] >= beside)]
+        return [np.ndarray((layout.rows, width), np.uint8, self._block, at) for at, width in places]
 
     def heads(self) -> Ids:
         """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""

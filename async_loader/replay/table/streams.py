@@ -19,9 +19,7 @@ import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import NO_FIELDS
 from async_loader.replay.table.items import TableItems
-from async_loader.replay.table.records import RowSource, end_heads
 
 
 class TableStreams(TableItems):
@@ -130,13 +128,6 @@ class TableStreams(TableItems):
         """End the episodes of these streams that were open before the table was loaded."""
         self.end(self._stale.intersection(numbers), r.TRUNCATED)
 
-    def end(self, numbers: Iterable[int], flags: int) -> None:
-        """End the open episodes of these streams, without observations after them."""
-        listed = list(numbers)
-        self._stale.difference_update(listed)
-        heads = end_heads(listed, flags)
-        self.write(RowSource.of(NO_FIELDS, heads), len(heads), np.empty(len(heads), np.int64))
-
     def _ready(self, more: int) -> None:
         """Prepare the memory of ``more`` rows that are about to be written for the first time."""
         used = self.items.top
@@ -192,13 +183,6 @@ class TableStreams(TableItems):
             return -1
         numbers = np.flatnonzero(self.last >= tail).tolist()
         return next((number for number in numbers if self._shows(int(self.last[number]), tail)), -1)
-
-    @property
-    def waiting(self) -> int:
-        """Steps that wait for their successors before they become items. O(rows)."""
-        flags = self.storage.heads()[:, r.FLAGS // 8]
-        steps = (self.ids >= 0) & (flags & (r.FINAL | r.DELETED) == 0)
-        return int(np.count_nonzero(steps)) - len(self)
 
     def surely(self, lookahead: int) -> int:
         """Return how many items a full table holds at every moment, with one open episode and

@@ -10,7 +10,7 @@ It is built in layers, each in a file of its own and each using those below it::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +28,10 @@ _COUNTS = ("inserted", "sampled", "carried", "cleared")
 
 
 class Drawn(NamedTuple):
-    """Ids of drawn items; their weights, and what the weights were divided by, if the sampler has
-    weights.
-    """
+    """Ids of drawn items, and their weights if the sampler has any."""
 
     ids: Ids
     weight: npt.NDArray[np.float32] | None
-    scale: Callable[[], float] | None = None
 
 
 class Table(TableWriting):
@@ -77,7 +74,7 @@ class Table(TableWriting):
         """
         drawn = self.chosen(sampler, count)
         if not self._most:
-            return Drawn(self.names(drawn.rows), drawn.weight, drawn.scale)
+            return Drawn(self.ids[drawn.rows], drawn.weight)
         ids, weights = [], []
         while True:
             rows = drawn.rows
@@ -86,15 +83,15 @@ class Table(TableWriting):
             self._k.use_up(self.times, self.dirty, rows, self._most, kept)
             kept = kept[kept >= 0]
             self.sampled += len(kept)
-            ids.append(self.names(rows[kept]))
+            ids.append(self.ids[rows[kept]])
             if drawn.weight is not None:
                 weights.append((drawn.weight[kept], drawn.scale))
             used = np.unique(rows)
             self.remove(used[self.times[used] >= self._most])
             count -= len(kept)
             if count <= 0 or not len(self):
-                weighed = one_scale(weights) if len(weights) == len(ids) else (None,)
-                return Drawn(np.concatenate(ids), *weighed)
+                weight = one_scale(weights)[0] if weights else None
+                return Drawn(np.concatenate(ids), weight)
             if not len(kept):
                 raise Broken(
                     f"{sampler!r} drew {len(rows)} rows, and none of them holds an item with "

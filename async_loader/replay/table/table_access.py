@@ -17,10 +17,10 @@ from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_state import LimiterState, check_room
-from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.rate_limiter import RateLimiter, check_sequences
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused
-from async_loader.replay.sequence_limits import check_sequences
+from async_loader.replay.table.lag_sampler import REASONS
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.table import Table
@@ -28,7 +28,6 @@ from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
 
-_FORK_WAIT_S = 1.0
 _KNOWN = "async_loader.replay.samplers."
 """Where samplers are that raise no error when they are told of items."""
 
@@ -71,7 +70,7 @@ class TableAccess:
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
         self.view, self.folder = view, folder
-        self.seeds = _seeds(seed)
+        self.seeds = np.random.SeedSequence(None if seed is None else whole_seed(seed))
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)
@@ -85,6 +84,8 @@ class TableAccess:
         # Whether something reads the table without `catch_up`: nothing is gathered then.
         self.served = False
         self.needs_priority = False  # a step without one may be refused
+        # Steps that samplers left out because of their lag, by reason: see LagSampler.
+        self.left_out_by = dict.fromkeys(REASONS, 0)
         # Ids of items to be ended: see `end_later`.
         self._ending: Ids | None = None
         # What draws the sequences of each view; see TableState.sequence_sampler.
@@ -96,13 +97,14 @@ class TableAccess:
         return threading.Lock()
 
     def forked(self) -> None:
-        """Replace the lock, in a forked child: a thread of the parent may have held it."""
-        self.foreign = True
-        self.lock = self._new_lock()
+        """In a forked child: have no part in the table of the parent.
+
+        The lock is another, since a thread of the parent may have held it.
+        """
+        self.foreign, self.lock = True, self._new_lock()
         self.waiters = Waiters(self.lock)
-        if self._table is not None:
-            self._table.records.count = 0  # these are the parent's to write
-            self._table.part()
+        if self._table is not None:  # what is not whole is the parent's to write
+            self._table.records.count, self._table.unfinished = 0, False
             self.gather()
 
     @property
@@ -190,18 +192,19 @@ class TableAccess:
         table.carried = 0 if self.max_times_sampled else table.carried + limits.carried()
 
     def own(self) -> Table:
-        """Return the table for a change. Under the lock. Raises Unsupported in a forked child."""
-        if self.foreign:
-            raise Unsupported(
-                "only the process that made a replay buffer adds to it: add from there, or through "
-                'a feeder (connect("embedded", tables=...) starts one)'
-            )
+        """Return the table for a change. Under the lock."""
         self.check_open()
         self.catch_up()
         return self.table
 
     def check_open(self) -> None:
-        """Raise Closed after `close`."""
+        """Raise Closed after `close`, and Unsupported in a forked child."""
+        if self.foreign:
+            raise Unsupported(
+                "only the process that made a replay buffer uses it: read it elsewhere by the "
+                "workers of a loader, or the reader() of its source, and add from there, or "
+                'through a feeder (connect("embedded", tables=...) starts one)'
+            )
         if self.closed:
             raise Closed(
                 "this replay buffer was closed: nothing is added to it or drawn from it any more"
@@ -214,7 +217,7 @@ class TableAccess:
         """
         if self._table is not None:
             self._table.finish()
-        if self._ending is not None:
+        if self._ending is not None and not self.foreign:
             self._end_some()
             if self.waiters.any_waits:
                 self.waiters.ring()
@@ -232,11 +235,11 @@ class TableAccess:
         """End the items of these rows when the table is used next. Under the lock, also while the
         table tells its samplers of changes.
         """
-        ids = self.table.names(rows)
+        ids = self.table.ids[rows]
         self._ending = ids if self._ending is None else np.concatenate((self._ending, ids))
 
     def _end_some(self) -> None:
-        while self._ending is not None and not self.foreign:  # this may leave others out
+        while self._ending is not None:  # this may leave others out
             ids = self._ending
             self.table.delete(ids)
             self._ending = None if self._ending is ids else self._ending[len(ids) :]
@@ -256,7 +259,7 @@ class TableAccess:
             or self._limits is not None
             or table.free is not None
             or table.ring is not None
-            or table.uses_up
+            or self.max_times_sampled > 0
             or any(not type(one).__module__.startswith(_KNOWN) for one in table.samplers)
         )
         table.records.limit = 1 if one_by_one else table.records.capacity - 1
@@ -310,24 +313,7 @@ class TableAccess:
         return self.table.why_full() if full else limits.why_not_insert(count)
 
 
-def _seeds(seed: int | None) -> np.random.SeedSequence:
-    return np.random.SeedSequence(None if seed is None else whole_seed(seed))
-
-
 _all: weakref.WeakSet[TableAccess] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    """Write what was gathered: the child may draw what this process has added."""
-    for one in list(_all):
-        if one._table is None or not one._table.records.count:
-            continue
-        # Another thread that holds the lock is about to write them.
-        if one.lock.acquire(timeout=_FORK_WAIT_S):
-            try:
-                one.catch_up()
-            finally:
-                one.lock.release()
 
 
 def _after_fork_in_child() -> None:
@@ -335,4 +321,4 @@ def _after_fork_in_child() -> None:
         one.forked()
 
 
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

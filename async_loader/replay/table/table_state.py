@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
 import numpy as np
 
-from async_loader.errors import ConfigError, Unsupported
+from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import storable
-from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
 from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.limiter_state import check_room
+from async_loader.replay.rate_limiter import check_sequences
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler
 from async_loader.replay.samplers.binding import like
-from async_loader.replay.sequence_limits import check_sequences
-from async_loader.replay.table.lag_sampler import REASONS, LagSampler
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
@@ -32,31 +29,10 @@ from async_loader.schema import Schema
 class TableState(TableAccess):
     """The table, once its schema is known, with its lock, its limits and its waiting calls."""
 
-    def stale(self) -> int:
-        """Return how many items samplers left out because of their lag. Under the lock."""
-        return sum(self.stale_by_reason().values())
-
-    def stale_by_reason(self) -> dict[str, int]:
-        """As `stale`, by reason: see `LagSampler`; detached samplers count on. Under the lock."""
-        if self._table is None:
-            return dict.fromkeys(REASONS, 0)
-        found = [one.left_out_by for one in self.table.samplers if isinstance(one, LagSampler)]
-        found.append(self.table.left_out_by)
-        return {reason: sum(one.get(reason, 0) for one in found) for reason in REASONS}
-
-    def own_alone(self) -> None:
-        """Raise unless this process may replace the table's contents. Under the lock."""
-        self.check_open()
-        if self.foreign:
-            raise Unsupported("only the process that made a replay buffer loads into it")
-        self.catch_up()
-
     def close(self, timeout_s: float | None) -> None:
         """Close the table, and wake every waiting call."""
         seconds_or_none("timeout_s", timeout_s)
         with self.lock:
-            if self.foreign:
-                return
             self.catch_up()
             self.closed = True
             self.gather()
@@ -71,7 +47,7 @@ class TableState(TableAccess):
     def allocate(self, schema: Schema) -> None:
         """Allocate the table, under the lock. Raises what the constructor of ReplayBuffer does."""
         storable(schema)
-        ReadPlan.of(schema)  # a next= that cannot be delivered shows here
+        shown = ReadPlan.of(schema, self.view)  # what cannot be delivered shows here
         linked = [field.name for field in schema.fields if field.linked]
         if linked and type(self.remover) is not Fifo:
             raise ConfigError(
@@ -79,9 +55,11 @@ class TableState(TableAccess):
                 f"and {self.remover!r} takes "
                 "those out of order: use the Fifo remover, or store what a step needs in it"
             )
-        if self.view is not None:
-            ReadPlan.of(schema, self.view)
-        layout = self.layout_of(schema)
+        if self.max_bytes is not None:
+            layout = StorageLayout.within(schema, self.max_bytes, self.capacity)
+        else:
+            assert self.capacity is not None
+            layout = StorageLayout.of(schema, self.capacity)
         if layout.ring[1]:
             self._check_compressed(layout)
         storage = Storage.create(layout, self.folder)
@@ -99,7 +77,7 @@ class TableState(TableAccess):
             self._check_sequences(self.view, table)
         check_end_names(schema, self.view)
         self.check_view(table, table.schema_lookahead)
-        self._see(table, schema)
+        self.look_ahead(shown, table)
         self.sampler.bind(table.items, for_sampler)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
@@ -123,10 +101,6 @@ class TableState(TableAccess):
                 "compress need, and this table may lose no item before it was drawn: leave "
                 "max_bytes out (memory is taken as values come), or leave the codec out"
             )
-
-    def _see(self, table: Table, schema: Schema) -> None:
-        if self.view is not None:
-            self.look_ahead(ReadPlan.of(schema, self.view), table)
 
     def sequence_sampler(self, view: Sequences) -> SequenceSampler:
         """Return what draws the sequences of a view as the table's sampler draws steps.
@@ -165,14 +139,7 @@ class TableState(TableAccess):
         self.catch_up()
         self.look_ahead(ReadPlan.of(self.table.storage.layout.schema, view))
         self.table.across |= view.crosses
-        of_this = weakref.ref(self)  # the memory of a table is freed with its last reference
-
-        def geometry() -> Ids:
-            table_state = of_this()
-            assert table_state is not None
-            return table_state.table.g
-
-        return SequenceSampler(view, sampler, self.table.items, geometry, seeds)
+        return SequenceSampler(view, sampler, self.table.items, self.table.g, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
         """Raise ConfigError if the table cannot show these sequences."""
@@ -199,16 +166,8 @@ class TableState(TableAccess):
         Under the lock; raises ConfigError if the table cannot.
         """
         table = self.table if table is None else table
-        if read_plan.lookahead > table.g[LOOKAHEAD]:
-            self.check_look_ahead(read_plan, table)
-            table.look_ahead(read_plan.lookahead)
-            self._link(table)
-
-    def check_look_ahead(self, read_plan: ReadPlan, table: Table | None = None) -> None:
-        """Raise what `look_ahead` raises for a read plan that needs more successors than items
-        have. Under the lock.
-        """
-        table = self.table if table is None else table
+        if read_plan.lookahead <= table.g[LOOKAHEAD]:
+            return
         self.check_view(table, read_plan.lookahead)
         if table.free is not None:
             wanted = (
@@ -222,6 +181,8 @@ class TableState(TableAccess):
                 f"{wanted} needs steps that follow each other, and {self.remover!r} "
                 "takes them out of order"
             )
+        table.look_ahead(read_plan.lookahead)
+        self._link(table)
 
     def _link(self, table: Table) -> None:
         self.linked = bool(table.g[DEPTH] > 1 or table.g[LOOKAHEAD] > 0)
@@ -261,7 +222,7 @@ class TableState(TableAccess):
         """
         table = self.table
         table.look_ahead(lookahead)
-        self._see(table, table.storage.layout.schema)
+        self.look_ahead(ReadPlan.of(table.storage.layout.schema, self.view))
         self._link(table)
         self.waiters.ring()
 
@@ -287,10 +248,3 @@ class TableState(TableAccess):
                 f"{remedy}raise the capacity to {depth + lookahead:,} or more"
             )
         check_room(self.limiter, capacity, surely)
-
-    def layout_of(self, schema: Schema) -> StorageLayout:
-        """Return the layout for the capacity that was asked for."""
-        if self.max_bytes is not None:
-            return StorageLayout.within(schema, self.max_bytes, self.capacity)
-        assert self.capacity is not None
-        return StorageLayout.of(schema, self.capacity)

@@ -130,13 +130,6 @@ class Waiters:
                     self._events.remove(event)
                     self._leave(event)
 
-    def waits_to(self, what: str) -> bool:
-        """Return whether a call or a writer waits to ``what``. Called under the lock."""
-        return any(
-            one == what and reason() is not None
-            for one, _, reason, _ in list(self._waiting.values())
-        )
-
     def now(self) -> list[Waiting]:
         """List the waiting calls. Called under the lock."""
         now = time.monotonic()

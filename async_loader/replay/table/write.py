@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, WRITING, address_of
-from async_loader.replay.base.record_layout import HEAD, HEAD_BYTES
+from async_loader.replay.base.field_table import (
+    ARRAY_ADDRESS,
+    ARRAY_STRIDE,
+    NO_FIELDS,
+    WRITING,
+    address_of,
+)
+from async_loader.replay.base.row_format import HEAD, RECORD_HEAD
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.compressed_ring import CompressedRing, Packed
 from async_loader.replay.table.items import FreeRows
-from async_loader.replay.table.records import Batches, Heads, Records, RowSource
+from async_loader.replay.table.records import Batches, Heads, Records, RowSource, plain_heads
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.table.streams import TableStreams
 from async_loader.source import Applied
@@ -61,14 +67,14 @@ class TableWriting(TableStreams):
             self.ring is not None
             or not packed.small
             or any(
-                places[i] - r.HEAD_BYTES != (packed.offsets[i] or 0) - HEAD_BYTES
+                places[i] - r.HEAD_BYTES != (packed.offsets[i] or 0) - RECORD_HEAD
                 for i in packed.small
             )
         ):
             return fields
         first, heads = self.storage.base + r.HEAD_BYTES, records.heads.ctypes.data
-        nbytes = min(packed.stride - HEAD_BYTES, layout.stride - r.HEAD_BYTES)
-        small = (first, layout.stride, nbytes, heads + HEAD_BYTES, packed.stride)
+        nbytes = min(packed.stride - RECORD_HEAD, layout.stride - r.HEAD_BYTES)
+        small = (first, layout.stride, nbytes, heads + RECORD_HEAD, packed.stride)
         return np.array([small, *fields[list(packed.large)].tolist()], np.int64)
 
     def fields_of(self, columns: Sequence[Array], which: list[int] | None = None) -> Ids:
@@ -173,6 +179,19 @@ class TableWriting(TableStreams):
                 self._stale.discard(stream)
             else:
                 self.begin_anew((stream,))
+
+    def end(self, numbers: Iterable[int], flags: int, final: Sequence[Array] = ()) -> None:
+        """End the open episodes of these streams.
+
+        ``final``: the observations after them, for a schema that shows these; see row_format.py,
+        SHOWN.
+        """
+        listed = list(numbers)
+        self._stale.difference_update(listed)
+        heads, ids = plain_heads(len(listed)), np.empty(len(listed), np.int64)
+        heads["stream"], heads["flags"] = listed, r.FINAL | flags
+        fields = self.fields_of(final, self.packer.followed) if final else NO_FIELDS
+        self.write(RowSource.of(fields, heads), len(heads), ids)
 
     def load_writing(self) -> None:
         """Load the kernel that writes, which the first steps would wait for: 0.3 s."""

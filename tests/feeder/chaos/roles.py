@@ -101,9 +101,7 @@ class Ending:
 
 def sooner() -> None:
     """What heals by itself does so within seconds; here, within tenths."""
-    writer_channel.ASK_AGAIN_S = writer_channel.PROBE_S = reader_channel.ASK_AGAIN_S = (
-        reader_channel.REMIND_S
-    ) = 0.2
+    writer_channel.LATER_S = reader_channel.REMIND_S = 0.2
     sockets.SILENCES = 1
 
 
@@ -349,7 +347,8 @@ def contents(buffer: ReplayBuffer) -> dict:
         ids, rows = ids[steps], found[steps]
         storage, items = owner.table.storage, owner.table.items.alive[rows] != 0
         names = [field.name for field in storage.layout.schema.fields]
-        columns = {name: cell[rows].copy() for name, cell in zip(names, storage.cells, strict=True)}
+        cells = [storage.cell(i) for i in range(len(names))]
+        columns = {name: cell[rows].copy() for name, cell in zip(names, cells, strict=True)}
     columns["obs"] = {
         name.partition(".")[2]: columns[name] for name in names if name.startswith("obs.")
     }

@@ -230,16 +230,6 @@ def test_control_a_server_that_forgets_leases_is_found_out(nursery):
     found_out(nursery, FULL_HANDED_DIE, "forgets_leases", "never delivered")
 
 
-def test_control_a_server_that_sees_no_gaps_is_found_out(nursery):
-    losses = [weather(at, "insert", "cut_after", (UP, 20_000)) for at in (0.1, 0.2, 0.3, 0.4)]
-    found_out(
-        nursery,
-        plan("gaps", "replay", *losses, actors=2),
-        "sees_no_gaps",
-        "acknowledged rows missing",
-    )
-
-
 def test_control_a_server_that_acknowledges_without_inserting_is_found_out(nursery):
     calm = plan("calm", "replay", Act(0.4, "heal"))
     found_out(nursery, calm, "applies_nothing_sometimes", "acknowledged rows missing")

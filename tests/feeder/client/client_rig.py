@@ -190,9 +190,7 @@ class FakeFeeder:
             return self.error(plane, route, message, wire.ErrorCode.UNKNOWN_WRITER)
         self.inserts.append(message.sequence)
         if message.sequence > self.next[producer]:
-            return self.say(
-                plane, route, message.reply(wire.Gap(self.next[producer], *self.window))
-            )
+            return self.error(plane, route, message, wire.ErrorCode.UNKNOWN_WRITER)
         if message.sequence == self.next[producer]:
             self.next[producer] += 1
             steps = wire.read_insert(message.body, self.layout)
@@ -214,8 +212,7 @@ class FakeFeeder:
         self.say(Plane.INSERT, route, message.reply(wire.Ack(self.next[producer], *self.window)))
 
     def on_close_writer(self, plane, route, message):
-        applied = self.next[self.producers[message.session, message.number]]
-        self.say(plane, route, message.reply(wire.Ack(applied, *self.window)))
+        self.say(plane, route, message.reply(wire.Done()))
 
     def on_open_reader(self, plane, route, message):
         self.batch_schema = OBS.with_field("index", np.int64)

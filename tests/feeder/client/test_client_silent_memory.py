@@ -15,8 +15,8 @@ import pytest
 from test_client_shared import LARGE, check, patience, replay, rows, serving
 
 from async_loader.errors import Unsupported
+from async_loader.feeder import memory_offer
 from async_loader.feeder.client.client import Client
-from async_loader.feeder.shared import offer
 from tests.waiting_rig import until
 
 ANSWER_S = 0.3
@@ -25,7 +25,7 @@ ANSWER_S = 0.3
 @contextlib.contextmanager
 def silent(folder, monkeypatch) -> Iterator[tuple[Client, list[socket.socket]]]:
     """A client of a feeder whose memory socket was replaced by one that never answers."""
-    monkeypatch.setattr(offer, "ANSWER_S", ANSWER_S)
+    monkeypatch.setattr(memory_offer, "ANSWER_S", ANSWER_S)
     with (
         serving(folder, replay(LARGE), schema=LARGE, filled=0) as (feeder, client),
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as deaf,

@@ -43,7 +43,8 @@ def test_batches_come_as_far_as_they_were_granted(feeder, client):
     feeder.until(lambda: feeder.granted[1] == 3)
     assert plan(source).batch["reward"].tolist() == [4, 5, 6, 7]
     opened = feeder.readers[1].body
-    assert (opened.batch_size, opened.view.n, opened.seed, opened.timeout_s) == (4, 3, 7, 5.0)
+    assert opened.view["n_steps"] == 3
+    assert (opened.batch_size, opened.seed, opened.timeout_s) == (4, 7, 5.0)
     with pytest.raises(ConfigError, match="was opened for 4"):
         source.plan(8, patience())
     source.close()

@@ -83,6 +83,7 @@ def test_extend_that_times_out_says_how_far_it_came(feeder, client):
         > 0
     )
     feeder.hold_acks = False
+    feeder.forget_sessions()
     writer.flush()
 
 
@@ -201,17 +202,17 @@ def test_an_error_in_one_writer_ends_no_other_writer(feeder, client, what, monke
     assert sorted(rewards(feeder)) == [0, 1, 3]
 
 
-def test_a_fenced_writer_is_broken(feeder, client):
-    def fence(feeder, plane, route, message):
-        feeder.error(plane, route, message, wire.ErrorCode.FENCED, 2)
+def test_a_writer_that_is_refused_for_good_is_broken(feeder, client):
+    def refuse(feeder, plane, route, message):
+        feeder.error(plane, route, message, wire.ErrorCode.INTERNAL)
         return True
 
-    feeder.hooks[Type.INSERT] = fence
+    feeder.hooks[Type.INSERT] = refuse
     writer = client.table("replay").writer(batch_rows=1)
     writer.append(step(0))
-    with pytest.raises(Broken, match="FENCED"):
+    with pytest.raises(Broken, match="INTERNAL"):
         writer.flush()
-    with pytest.raises(Broken, match="FENCED"):
+    with pytest.raises(Broken, match="INTERNAL"):
         writer.append(step(1))
 
 
@@ -310,6 +311,7 @@ def test_a_full_buffer_makes_append_wait_and_time_out(feeder, client):
     count = 1 + fill(lambda i: writer.append(step(1 + i), timeout_s=0.01), "raise buffer_bytes")
     assert count > 4
     feeder.hold_acks = False
+    feeder.forget_sessions()
     writer.append(step(count))
     writer.flush()
     assert rewards(feeder) == list(range(count + 1))

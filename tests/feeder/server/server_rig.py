@@ -202,14 +202,12 @@ class Peer:
         self,
         number: int = 1,
         producer: bytes = b"p" * 16,
-        epoch: int = 0,
         schema=SCHEMA,
         table: str = "t",
     ):
         body = OpenWriter(
             table=table,
             producer=producer,
-            epoch=epoch,
             schema=None if schema is None else spec_of(schema),
         )
         return self.ask(Plane.CONTROL, body, number)

@@ -18,6 +18,7 @@ from server_rig import SCHEMA, Rig
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError, CorruptCheckpoint, Timeout
 from async_loader.feeder import connect, wire
+from async_loader.feeder.plain_values import view_from
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.serving import FeederProcess
@@ -204,9 +205,12 @@ def any_call(draw: random.Random) -> tuple[Plane, wire.Control, bytes | None]:
         [
             None,
             None,
-            wire.View(
-                n=draw.choice([1, 3, 1 << 20]), gamma=0.5, reward=draw.choice(["reward", "x"])
-            ),
+            {
+                "kind": draw.choice(["transitions", "sequences", "hindsight", "other", 3]),
+                "n_steps": draw.choice([1, 3, 1 << 20, 1 << 40, "x"]),
+                "gamma": 0.5,
+                "reward": draw.choice(["reward", "x"]),
+            },
         ]
     )
     count = draw.choice([1, 2, 5, 300])
@@ -277,3 +281,22 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
         honest.pull(1, 9)
         rig.turn()
         assert honest.receive(Plane.PULL).body.rows == 4
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        {},
+        {"kind": "sequence", "length": 4},
+        {"kind": "sequences"},
+        {"kind": "sequences", "length": 4, "stride": 4, "eta": 2.0},
+        {"kind": "sequences", "length": 1 << 21},
+        {"kind": "transitions", "n_steps": 1, "gamma": float("nan")},
+        {"kind": "transitions", "n_steps": 1, "length": 4},
+        {"kind": "hindsight", "strategy": "random", "ends": False},
+        {"kind": "hindsight", "compute_reward": "print"},
+    ],
+)
+def test_a_wrong_view_is_refused(view):
+    with pytest.raises(ConfigError):
+        view_from(view)

@@ -14,7 +14,7 @@ from server_rig import SCHEMA, rows_of
 from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.wire import Ack, ErrorCode, Gap, RowLayout
+from async_loader.feeder.wire import ErrorCode, RowLayout
 from async_loader.replay.buffer import parts_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
@@ -53,32 +53,25 @@ def stored(buffer: ReplayBuffer) -> list[int]:
 
 
 class ExactlyOnce(RuleBasedStateMachine):
-    """Each insert of (producer, epoch) holds the values (producer, epoch, sequence, row), as one
-    number.
-    """
+    """Each insert of a producer holds the values (producer, sequence, row), as one number."""
 
     def __init__(self) -> None:
         super().__init__()
         self.buffer = table_of()
         self.insert_queue = intake_of(self.buffer)
         self.writers = {}
-        self.applied = {}  # rows that every (key, epoch) was told are in
         self.received = {}
 
-    def values(self, key: int, epoch: int, sequence: int) -> list[int]:
-        return [((key * 100 + epoch) * 1000 + sequence) * 10 + i for i in range(1 + sequence % 4)]
+    def values(self, key: int, sequence: int) -> list[int]:
+        return [(key * 10_000 + sequence) * 10 + i for i in range(1 + sequence % 4)]
 
-    @rule(key=st.integers(0, 2), newer=st.booleans())
-    def open(self, key, newer):
+    @rule(key=st.integers(0, 2), session=st.integers(1, 3))
+    def open(self, key, session):
         known = self.writers.get(key)
-        epoch = 0 if known is None else known.epoch + newer
-        writer, resumed = self.insert_queue.open(1, key, KEYS[key], epoch, SCHEMA)
-        assert resumed == (known is not None and not newer)
-        if resumed:
-            assert writer.producer is known.producer
-        else:
-            assert writer.producer.applied == 0
-            self.received[key] = 0
+        writer, resumed = self.insert_queue.open(session, key, KEYS[key], SCHEMA)
+        assert resumed == (known is not None)
+        assert writer.session == session
+        self.received.setdefault(key, 0)
         self.writers[key] = writer
 
     @precondition(lambda self: self.writers)
@@ -91,25 +84,15 @@ class ExactlyOnce(RuleBasedStateMachine):
             sequence = data.draw(st.integers(0, expected))
         elif how == "gap":
             sequence = expected + data.draw(st.integers(1, 3))
-        receipt = self.insert_queue.receive(
-            writer, sequence, message(self.values(key, writer.epoch, sequence)), ID
-        )
-        if sequence == expected:
-            assert receipt is None
-            self.received[key] += 1
-        else:
-            assert receipt in ((Ack,) if sequence < expected else (Gap, None))
-
-    @precondition(lambda self: any(one.epoch for one in self.writers.values()))
-    @rule(data=st.data())
-    def an_earlier_epoch_is_refused(self, data):
-        key = data.draw(st.sampled_from([key for key, one in self.writers.items() if one.epoch]))
-        with pytest.raises(Malformed) as caught:
-            self.insert_queue.open(2, 9, KEYS[key], self.writers[key].epoch - 1, SCHEMA)
-        assert (caught.value.code, caught.value.expected) == (
-            ErrorCode.FENCED,
-            self.writers[key].epoch,
-        )
+        body = message(self.values(key, sequence))
+        if sequence > expected:
+            with pytest.raises(Malformed) as caught:
+                self.insert_queue.receive(writer, sequence, body, ID)
+            refusal = caught.value.code, caught.value.expected
+            assert refusal == (ErrorCode.UNKNOWN_WRITER, expected)
+            return
+        assert self.insert_queue.receive(writer, sequence, body, ID) == (sequence == expected)
+        self.received[key] += sequence == expected
 
     @rule(count=st.integers(1, 8))
     def sample(self, count):
@@ -124,22 +107,16 @@ class ExactlyOnce(RuleBasedStateMachine):
         there = stored(self.buffer)
         assert len(set(there)) == len(there)
         for key, writer in self.writers.items():
-            mine = [one for one in there if one // 10_000 == key * 100 + writer.epoch]
-            applied = [
-                one
-                for n in range(writer.producer.applied)
-                for one in self.values(key, writer.epoch, n)
-            ]
+            mine = [one for one in there if one // 100_000 == key]
+            applied = [one for n in range(writer.applied) for one in self.values(key, n)]
             assert mine[: len(applied)] == applied
-            half = self.values(key, writer.epoch, writer.producer.applied)
+            half = self.values(key, writer.applied)
             assert mine[len(applied) :] == half[: len(mine) - len(applied)]
             assert len(mine) - len(applied) < len(half)
-            assert writer.producer.received == self.received[key]
-            assert writer.producer.queued_rows >= 0
-            assert bool(writer.producer.queue) == (
-                writer.producer.applied < writer.producer.received
-            )
-            assert (writer.producer in self.insert_queue._blocked) == bool(writer.producer.queue)
+            assert writer.received == self.received[key]
+            assert writer.queued_rows >= 0
+            assert bool(writer.queue) == (writer.applied < writer.received)
+            assert (writer in self.insert_queue._blocked) == bool(writer.queue)
 
     def teardown(self):
         for _ in range(10_000):
@@ -148,7 +125,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self.sample(8)
         assert not self.insert_queue.blocked
         for key, writer in self.writers.items():
-            assert writer.producer.applied == self.received[key]
+            assert writer.applied == self.received[key]
         self.the_table_holds_what_was_acknowledged_in_order_and_once()
 
 
@@ -159,7 +136,7 @@ TestExactlyOnce.settings = settings(max_examples=60, stateful_step_count=40, dea
 def test_producers_that_are_held_up_take_turns():
     buffer = table_of()
     insert_queue = intake_of(buffer)
-    writers = [insert_queue.open(1, i, KEYS[i], 0, SCHEMA)[0] for i in range(2)]
+    writers = [insert_queue.open(1, i, KEYS[i], SCHEMA)[0] for i in range(2)]
     insert_queue.receive(writers[0], 0, message(range(12)), ID)
     for n in range(1, 6):
         insert_queue.receive(writers[0], n, message([100 + n]), ID)
@@ -172,7 +149,7 @@ def test_producers_that_are_held_up_take_turns():
 def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
     buffer = table_of()
     insert_queue = intake_of(buffer, window_rows=10)
-    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    writer, _ = insert_queue.open(1, 1, KEYS[0], SCHEMA)
     insert_queue.receive(writer, 0, message(range(50)), ID)  # larger than the window, but alone
     with pytest.raises(Malformed) as caught:
         insert_queue.receive(writer, 1, message([1]), ID)
@@ -180,7 +157,7 @@ def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
     while insert_queue.blocked:
         buffer.sample(4, timeout_s=0)
         insert_queue.advance()
-    assert insert_queue.receive(writer, 1, message([50]), ID) is None
+    assert insert_queue.receive(writer, 1, message([50]), ID)
     assert stored(buffer) == list(range(51))
 
 
@@ -188,7 +165,7 @@ def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
 def test_an_insert_that_lies_is_not_received(lie):
     buffer = table_of(limited=False)
     insert_queue = intake_of(buffer)
-    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
+    writer, _ = insert_queue.open(1, 1, KEYS[0], SCHEMA)
     layout, steps = rows_of(
         [1, 2],
         flags=[0, 4] if lie == "final" else None,
@@ -204,45 +181,29 @@ def test_an_insert_that_lies_is_not_received(lie):
     with pytest.raises(Malformed) as caught:
         insert_queue.receive(writer, 0, body, ID ^ (lie == "schema"))
     assert caught.value.code == (ErrorCode.SCHEMA if lie == "schema" else ErrorCode.MALFORMED)
-    assert (writer.producer.received, stored(buffer), buffer.stats().streams) == (0, [], 0)
-
-
-def test_a_new_epoch_cuts_open_episodes_off_and_goes_on_in_the_same_streams():
-    buffer = table_of(limited=False)
-    insert_queue = intake_of(buffer)
-    writer, _ = insert_queue.open(1, 1, KEYS[0], 0, SCHEMA)
-    insert_queue.receive(writer, 0, message([1, 2]), ID)
-    for epoch in range(1, 20):
-        later, _ = insert_queue.open(2, 1, KEYS[0], epoch, SCHEMA)
-        insert_queue.receive(later, 0, message([10 * epoch]), ID)
-    assert buffer.stats().streams == 1, "actors that begin anew leave nothing behind"
-    table = debug_state(buffer).state.table
-    heads = table.storage.heads()[table.find(np.arange(3))]
-    assert heads[2, 1] == -2 - 1, "it continues nothing; step 1 ended the episode before"
-    with pytest.raises(Malformed, match="fenced off"):
-        insert_queue.receive(writer, 1, message([3]), ID)
+    assert (writer.received, stored(buffer), buffer.stats().streams) == (0, [], 0)
 
 
 def test_inserts_that_a_checkpoint_has_are_not_stored_again(tmp_path):
     """The table was full: of the last insert two of three rows went in before it was saved."""
     buffer = ReplayBuffer.queue(5, SCHEMA)
     intake = intake_of(buffer)
-    writer, _ = intake.open(1, 0, KEYS[0], 3, SCHEMA)
+    writer, _ = intake.open(1, 0, KEYS[0], SCHEMA)
     sent = [[1, 2], [3], [4, 5, 6]]
     for sequence, values in enumerate(sent):
         intake.receive(writer, sequence, message(values), ID)
     (position,) = intake.positions()
-    assert (position.epoch, position.applied, position.done) == (3, 2, 2)
+    assert position == (KEYS[0].hex(), 2, 2)
     buffer.save(tmp_path / "s")
     again = ReplayBuffer.queue(100, SCHEMA)
     again.load(tmp_path / "s")
     restored = intake_of(again)
     restored.restore([position])
-    writer, resumed = restored.open(1, 0, KEYS[0], 3, SCHEMA)
-    assert (resumed, writer.producer.applied) == (True, 2)
-    assert restored.receive(writer, 1, message(sent[1]), ID) is Ack
-    assert restored.receive(writer, 2, message(sent[2]), ID) is None
-    assert restored.receive(writer, 3, message([7]), ID) is None
+    writer, resumed = restored.open(1, 0, KEYS[0], SCHEMA)
+    assert (resumed, writer.applied) == (True, 2)
+    assert not restored.receive(writer, 1, message(sent[1]), ID)
+    assert restored.receive(writer, 2, message(sent[2]), ID)
+    assert restored.receive(writer, 3, message([7]), ID)
     assert stored(again) == [1, 2, 3, 4, 5, 6, 7]
     buffer.close()
     again.close()

@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from async_loader import ReplayBuffer
 from async_loader.errors import Broken, CorruptCheckpoint
 from async_loader.feeder import connect
-from async_loader.feeder.server import producer_streams
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.periodic_saves import PeriodicSaves
-from async_loader.feeder.server.producer_streams import Position, Positions
+from async_loader.feeder.server.insert_queue import InsertQueue
+from async_loader.feeder.server.periodic_saves import positions_in
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
@@ -93,12 +91,12 @@ def test_what_was_there_at_the_end_is_there_at_the_next_start(tmp_path):
 
 
 def test_a_save_that_a_second_stop_meets_is_completed(tmp_path, monkeypatch):
-    asked = PeriodicSaves._positions
+    asked = InsertQueue.positions
 
-    def stop_then_ask(self, *arguments):
+    def stop_then_ask(self):
         servers[0].stop()
         until_closed.wait(PATIENCE_S)
-        return asked(self, *arguments)
+        return asked(self)
 
     close, until_closed, servers = BackgroundJobs.close, threading.Event(), []
 
@@ -110,7 +108,7 @@ def test_a_save_that_a_second_stop_meets_is_completed(tmp_path, monkeypatch):
         codes = server.codes
         servers.append(server)
         write(client, range(100))
-        monkeypatch.setattr(PeriodicSaves, "_positions", stop_then_ask)
+        monkeypatch.setattr(InsertQueue, "positions", stop_then_ask)
         monkeypatch.setattr(BackgroundJobs, "close", closing_jobs)
     monkeypatch.undo()
     assert codes == [0]
@@ -179,8 +177,8 @@ def test_a_writer_goes_on_with_a_feeder_that_was_restored_as_with_the_one_before
                 writer.append(x=x)
             writer.flush()
         (save,) = (tmp_path / "saves/t/newest").glob("save-*")
-        (position,) = producer_streams.read(save)
-        assert position.applied >= 4
+        ((_, applied, _),) = positions_in(save)
+        assert applied >= 4
         with serving(path):
             for x in range(40, 60):
                 writer.append(x=x)
@@ -234,29 +232,20 @@ def test_a_feeder_whose_last_save_fails_says_so_with_its_exit_code(tmp_path, how
     assert codes == [how != "nothing to save"]
 
 
-inserts = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=40)
-
-
-@given(inserts, st.data())
-def test_positions_are_those_of_the_moment_of_the_save(inserts, data):
-    """Whole messages of several producers go in, some in two parts; a save is cut somewhere."""
-    begin = [Position(bytes([i]), 1, 0) for i in range(2)]
-    notes, rows = Positions(begin), 0
-    applied = dict.fromkeys((bytes([i]) for i in range(4)), 0)
-    expected = {0: dict.fromkeys((bytes([0]), bytes([1])), (0, 0))}
-    state = dict(expected[0])
-    for producer, count in inserts:
-        key = bytes([producer])
-        parts = [count] if count < 3 else [1, count - 1]
-        for i, part in enumerate(parts):
-            rows += part
-            whole = i == len(parts) - 1
-            applied[key] += whole
-            at = Position(key, 1, applied[key], 0 if whole else part)
-            notes.note(rows, at)
-            state[key] = (at.applied, at.done)
-            expected[rows] = dict(state)
-    cut = data.draw(st.sampled_from(sorted(expected)))
-    found = producer_streams.encode(notes.at(cut))
-    assert {one.key: (one.applied, one.done) for one in notes.at(cut)} == expected[cut]
-    assert found.startswith(b"[")
+def test_positions_are_those_of_the_moment_of_the_save(tmp_path):
+    """While saves are made, a writer goes on: each has the rows of its position, and no other."""
+    with serving(settings(tmp_path, 0.01)) as server, connect(server.address) as client:
+        with client.table("t").writer(schema=SCHEMA, batch_rows=1) as writer:
+            for x in range(400):
+                writer.append(x=x)
+            writer.flush()
+            for number in range(3):
+                for x in range(100):
+                    writer.append(x=x)
+                wait_for(client, "number", number + 1)
+    save = max((tmp_path / "saves/t/newest").glob("save-*"))
+    ((_, applied, done),) = positions_in(save)
+    table = ReplayBuffer.from_checkpoint(save.parent)
+    inserted = table.stats().inserted
+    table.close()
+    assert (min(applied, 700), done) == (inserted, 0)  # the last message ends the episode

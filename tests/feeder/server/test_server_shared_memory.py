@@ -15,8 +15,7 @@ from server_rig import SCHEMA, Rig, rows_of
 from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.shared import Offer, Owner
-from async_loader.feeder.shared.offer import request
+from async_loader.feeder.memory_offer import Offer, request
 from async_loader.feeder.wire import (
     REDELIVERED,
     Ack,
@@ -60,12 +59,12 @@ class Learner:
             self.segment.seal()
             self.sealed = True
         memory_acceptor = self.rig.server._memory
-        record, fds = (offer or self.offer).pack(), [self.segment.fileno()]
+        record, fds = offer or self.offer, [self.segment.fileno()]
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(request, memory_acceptor.listener.path, record, fds, 20.0)
+            asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
             while not asked.done():
-                if select.select([memory_acceptor.listener], [], [], 0.01)[0]:
-                    memory_acceptor.listener.handle()
+                if select.select([memory_acceptor], [], [], 0.01)[0]:
+                    memory_acceptor.handle()
         asked.result()
 
     def pull(self, granted, returned=()):
@@ -223,7 +222,7 @@ class Actor:
     def __init__(self, rig, slots=2, number=1):
         self.rig, self.peer, self.number, self.sent = rig, rig.peer(), number, 0
         assert isinstance(self.peer.open_writer(number, schema=FRAMES).body, Writer)
-        self.offer = Offer(self.peer.session, number, slots, INSERT_SLOT, Owner.WRITER)
+        self.offer = Offer(self.peer.session, number, slots, INSERT_SLOT, "writer")
         self.segment = Segment.create(slots * INSERT_SLOT, "an actor in a test")
         self.segment.seal()
 

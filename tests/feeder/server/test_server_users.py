@@ -126,16 +126,6 @@ def test_a_client_id_of_another_user_does_not_end_its_session(two, locked, conte
         assert isinstance(alice.ask(Plane.CONTROL, Ping()).body, Pong)
 
 
-def test_a_producer_of_another_user_cannot_be_fenced_or_continued(two):
-    alice, mallory = two
-    alice.open_writer(producer=b"p" * 16)
-    for epoch in (0, 1, 7):
-        answer = mallory.open_writer(producer=b"p" * 16, epoch=epoch).body
-        assert answer.code == ErrorCode.UNAUTHORIZED
-    alice.insert(0, [1])
-    assert alice.receive(Plane.INSERT).body.applied == 1
-
-
 def numbers(value) -> set:
     """Everything that stands in plain values."""
     if isinstance(value, dict):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from async_loader import Field, Schema, tree
+from async_loader import Field, Hindsight, Schema, Sequences, Transitions, tree
 from async_loader.feeder import wire
+from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.message import HEADER
 from tests.insert_rows import insert
@@ -62,13 +63,13 @@ def examples() -> dict[str, wire.Message]:
             limits=wire.Limits(),
             tables=("replay",),
         ),
-        "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, epoch=1, schema=spec),
+        "OPEN_WRITER": wire.OpenWriter(table="replay", producer=producer, schema=spec),
         "WRITER": wire.Writer(
             schema=spec, applied=0, window_bytes=1 << 24, window_rows=4096, resumed=False
         ),
         "CLOSE_WRITER": wire.CloseWriter(last=1),
         "OPEN_READER": wire.OpenReader(
-            table="replay", batch_size=256, view=wire.View(n=3, gamma=0.99), seed=1
+            table="replay", batch_size=256, view=plain_view(Transitions(3, 0.99)), seed=1
         ),
         "READER": wire.Reader(schema=wire.spec_of(PIXELS), leased=False, transport="tcp"),
         "CLOSE_READER": wire.CloseReader(6, 1, (3, 5)),
@@ -88,12 +89,13 @@ def examples() -> dict[str, wire.Message]:
         "PING": wire.Ping(),
         "PONG": wire.Pong(),
         "ERROR": wire.Error.of(
-            wire.ErrorCode.FENCED, "epoch 1 is fenced off by epoch 2: stop this writer", 2
+            wire.ErrorCode.UNKNOWN_WRITER,
+            "INSERT 3 came, 2 is missing: open it again",
+            2,
         ),
         "END": wire.End(reason="the table is closed", count=12),
         "INSERT": insert(small, three_steps()),
         "ACK": wire.Ack(1, 1 << 24, 4096),
-        "GAP": wire.Gap(1, 1 << 24, 4096),
         "PULL": wire.Pull(4, (0, 2)),
         "BATCH": pixels.batch(steps(PIXELS, 2).columns),
         "BATCH of two": _two_batches(),
@@ -103,7 +105,7 @@ def examples() -> dict[str, wire.Message]:
         "ABOUT": wire.About(table="replay"),
         "ABOUT_REPLY": wire.AboutReply(
             schema=spec,
-            limiter=(100, 4.0, 20.0),
+            limiter=[100, 4.0, 20.0],
             sampler="Uniform()",
             stats={"size": 3, "capacity": 1000},
         ),
@@ -127,9 +129,7 @@ def examples() -> dict[str, wire.Message]:
         "OPEN_READER of sequences": wire.OpenReader(
             table="replay",
             batch_size=64,
-            view=wire.View(
-                sequences=wire.SequenceView(length=80, stride=40, burn_in=40, state=("h",))
-            ),
+            view=plain_view(Sequences(80, stride=40, burn_in=40, state=("h",))),
         ),
         "READER of sequences": wire.Reader(
             schema=wire.spec_of(PIXELS), leased=False, transport="tcp", eta=0.9
@@ -137,7 +137,7 @@ def examples() -> dict[str, wire.Message]:
         "OPEN_READER of hindsight goals": wire.OpenReader(
             table="replay",
             batch_size=64,
-            view=wire.View(hindsight=wire.HindsightView(n=3, info=("action",), ends=True)),
+            view=plain_view(Hindsight(max, n_steps=3, info="action", compute_terminated=max)),
         ),
         "OPEN_READER of recent policies": wire.OpenReader(table="replay", batch_size=64, max_lag=1),
     }

@@ -11,7 +11,7 @@ from sampler_rig import minima_are_exact, sums_are_exact
 
 from async_loader.replay.base.compiled import kernel
 from async_loader.replay.samplers import tree_kernels
-from async_loader.replay.samplers.tree import MinTree, SumTree
+from async_loader.replay.samplers.prioritized import MinTree, SumTree
 
 values = st.sampled_from(
     [0.0, 0.0, 5e-324, 1e-300, 1e-16, 0.1, 1 / 3, 1.0, 1e16, 1e200]

@@ -95,7 +95,7 @@ def test_weights_are_those_of_the_ranks_that_were_drawn_by(normalize):
     rig = Rig(RankPrioritized(0.7, beta, normalize=normalize, resort_every=10_000), 64)
     rig.insert(np.arange(40), np.arange(40))  # never sorted: ranks are places
     rig.remove([3, 39])
-    place = {int(row): i for i, row in enumerate(rig.sampler._heap.order)}
+    place = {int(row): i for i, row in enumerate(rig.sampler._order)}
     weight = (38 * chance / chance.sum()) ** -beta
     drawn = rig.sampler.draw(24)
     expected = weight[[place[int(row)] for row in drawn.rows]]
@@ -194,7 +194,7 @@ class SamplerAgainstADict(RuleBasedStateMachine):
         elif isinstance(self.sampler, Recency):
             assert set(rows) == {list(self.there)[-1]}
         elif isinstance(self.sampler, RankPrioritized):
-            order = self.sampler._heap.order.tolist()
+            order = self.sampler._order.tolist()
             assert sorted(order) == sorted(self.there)
             places = [order.index(row) for row in rows]
             edges = np.cumsum([0.0, *ranked(-np.arange(len(order)), 0.7)])

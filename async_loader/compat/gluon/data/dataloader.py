@@ -196,10 +196,6 @@ class DataLoader:
             )
         return None
 
-    @property
-    def _worker_pool(self) -> Engine | None:
-        return self._engine if self._num_workers else None
-
     def __iter__(self) -> BatchIterator:
         return BatchIterator(self)
 

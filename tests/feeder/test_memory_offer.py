@@ -9,14 +9,16 @@ import select
 import socket
 import threading
 
+import msgspec
 import pytest
 
 from async_loader.errors import Broken, Malformed, Timeout
-from async_loader.feeder.shared import Listener, Offer
-from async_loader.feeder.shared.offer import request
+from async_loader.feeder.memory_offer import Offer, read_record, request
+from async_loader.feeder.server.shared_memory import Listener
 from async_loader.shm.segment import Segment
 
 OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)
+RECORD = msgspec.msgpack.encode(OFFER)
 
 
 def no_weights(wanted):
@@ -64,7 +66,7 @@ def listening_to(listener):
 
 def offer_to(path, offer, fd, timeout_s):
     """Offer memory, and wait for the answer."""
-    request(path, offer.pack(), [fd], timeout_s)
+    request(path, offer, [fd], timeout_s)
 
 
 def test_memory_that_is_offered_is_the_same_memory(tmp_path, segment):
@@ -163,15 +165,17 @@ def test_a_server_that_says_nothing_ends_in_a_timeout(tmp_path, segment):
     [
         b"",
         b"ALM1",
-        OFFER.pack()[:-1],
-        OFFER.pack() + b"\0",
-        b"XXXX" + OFFER.pack()[4:],
-        bytes(len(OFFER.pack())),
+        RECORD[:-1],
+        RECORD + b"\0",
+        RECORD.replace(b"offer", b"XXXXX"),
+        bytes(len(RECORD)),
+        msgspec.msgpack.encode(Offer(7, 1, 3, 4095)),
+        msgspec.msgpack.encode(Offer(7, 1, 0, 4096)),
     ],
 )
 def test_records_that_are_no_offers_are_refused(record):
     with pytest.raises(Malformed):
-        Offer.unpack(record)
+        read_record(record)
 
 
 def test_an_offer_without_a_descriptor_or_with_two_is_refused_and_none_is_kept(tmp_path, segment):
@@ -181,5 +185,5 @@ def test_an_offer_without_a_descriptor_or_with_two_is_refused_and_none_is_kept(t
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
                 channel.settimeout(20)
                 channel.connect(str(tmp_path / "m"))
-                socket.send_fds(channel, [OFFER.pack()], fds)
+                socket.send_fds(channel, [RECORD], fds)
                 assert b"descriptors" in channel.recv(512)

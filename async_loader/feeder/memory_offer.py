@@ -1,12 +1,35 @@
-"""Memory over a unix socket: one record with descriptors, and one record back.
+"""Rows in shared memory on one host: a client owns it. The server writes a learner's batches into
+it, and reads an actor's rows from it. Weights are in memory of the server, which clients map.
 
-A client offers memory for batches or rows; or asks for weights in memory of the server, which all
-clients of the host map.
+::
+
+    learner                                        server
+      │ OPEN_READER transport "shm"                  │
+      │─────────────────────────────────────────────▶│ control
+      │ offer: session, reader, slots, [memfd]       │
+      │─────────────────────────────────────────────▶│ a unix socket: size and seals?
+      │◀──────────────────────────────────────── yes │
+      │ PULL granted 4, returned 0 1 2 3 4 5         │
+      │─────────────────────────────────────────────▶│ pull
+      │◀─────────────── BATCH slots 0, 1             │ 16 bytes each; the rows are in the slots
+
+    actor                                          server
+      │ OPEN_WRITER                                  │
+      │─────────────────────────────────────────────▶│ control
+      │ offer: session, writer, slots, [memfd]       │
+      │─────────────────────────────────────────────▶│ a unix socket
+      │◀──────────────────────────────────────── yes │
+      │ INSERT 0 in slot 3                           │ 8 bytes; the rows are in the slot
+      │─────────────────────────────────────────────▶│ insert
+      │◀────────────────────────────────────── ACK 1 │ slot 3 may be filled again
+
+The memory has no name, so that no process that dies leaves it behind: it is freed with the last
+process that maps it. It is sealed before it is sent: a client that shrinks it would kill the
+server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -14,21 +37,18 @@ import socket
 import stat
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
+from async_loader.feeder.wire.codes import U32, U64, Id, Name
 from async_loader.lifecycle import Deadline, readable
 
-_RECORD = struct.Struct("<4sIQIIQ")
-_MAGIC = b"ALM1"
-MAGIC = b"ALW1"
-_WANTED = struct.Struct("<4sQQ16s")
-_NAME_BYTES = 1024
 SHARED_FROM = 1 << 20
 """Bytes of weights from which on they are shared: fewer are sent sooner than mapped."""
 TEXT_BYTES = 512
-_MOST_SLOTS, _MOST_BYTES = 4096, 1 << 40
 ANSWER_S = 1.0
 """How long a client waits for the answer to an offer: a server gives it within milliseconds, unless
 it is stopped or out of file descriptors.
@@ -36,54 +56,24 @@ it is stopped or out of file descriptors.
 SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
 
 
-class Owner(IntEnum):
-    """What memory is offered for."""
-
-    READER = 0
-    WRITER = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     """Memory for the batches of a reader, or the rows of a writer: ``slots`` of ``slot_bytes``
     each, one after the other.
     """
 
-    session: int
-    number: int
-    slots: int
-    slot_bytes: int
-    owner: Owner = Owner.READER
+    session: U64
+    number: U32
+    slots: Annotated[int, Meta(ge=1, le=4096)]
+    slot_bytes: Annotated[int, Meta(ge=4096, le=1 << 40, multiple_of=4096)]
+    owner: Literal["reader", "writer"] = "reader"
 
     @property
     def nbytes(self) -> int:
         return self.slots * self.slot_bytes
 
-    def pack(self) -> bytes:
-        return _RECORD.pack(
-            _MAGIC, self.number, self.session, self.slots, self.owner, self.slot_bytes
-        )
-
     def send(self, path: str, fd: int) -> None:
         """Offer the memory ``fd`` to the server that listens at ``path``. Raises as `request`."""
-        request(path, self.pack(), [fd], ANSWER_S)
-
-    @classmethod
-    def unpack(cls, record: bytes) -> Offer:
-        """Decode an offer. Raises Malformed if it is not one."""
-        if len(record) != _RECORD.size:
-            raise Malformed(f"an offer of memory has {_RECORD.size} bytes, {len(record)} came")
-        magic, number, session, slots, owner, slot_bytes = _RECORD.unpack(record)
-        if magic != _MAGIC:
-            raise Malformed(f"an offer of memory begins with {_MAGIC!r}, not with {magic!r}")
-        if not 1 <= slots <= _MOST_SLOTS or not 1 <= slot_bytes <= _MOST_BYTES or slot_bytes % 4096:
-            raise Malformed(
-                f"{slots} slots of {slot_bytes} bytes: 1 to {_MOST_SLOTS} slots of whole pages are "
-                "taken"
-            )
-        if owner not in (Owner.READER, Owner.WRITER):
-            raise Malformed(f"memory is offered for a reader (0) or a writer (1), not for {owner}")
-        return cls(session, number, slots, slot_bytes, Owner(owner))
+        request(path, self, [fd], ANSWER_S)
 
     def check(self, fd: int) -> None:
         """Raise Malformed unless the descriptor is sealed memory of that size."""
@@ -103,7 +93,28 @@ class Offer:
             )
 
 
-def request(path: str, record: bytes, fds: Sequence[int], timeout_s: float) -> list[int]:
+class WeightsRequest(msgspec.Struct, frozen=True, array_like=True, tag="weights"):
+    """A version of weights that a session wants to map."""
+
+    session: U64
+    name: Name
+    version: U64
+    run: Id
+
+
+Record = Offer | WeightsRequest
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def read_record(record: bytes) -> Record:
+    """Decode what a client has sent. Raises Malformed."""
+    try:
+        return _decoder.decode(record)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise Malformed(f"an offer of memory cannot be read: {error}") from None
+
+
+def request(path: str, record: Record, fds: Sequence[int], timeout_s: float) -> list[int]:
     """Send a record to a server's memory socket; return the descriptors of its answer.
 
     Raises
@@ -120,7 +131,7 @@ def request(path: str, record: bytes, fds: Sequence[int], timeout_s: float) -> l
     limit = Deadline(timeout_s)
     with connected(path, timeout_s) as channel:
         try:
-            socket.send_fds(channel, [record], fds)
+            socket.send_fds(channel, [msgspec.msgpack.encode(record)], fds)
             heard = readable([channel.fileno()], limit.left())
             answer, given = socket.recv_fds(channel, TEXT_BYTES, 8)[:2] if heard else (b"", [])
         except OSError as error:
@@ -173,39 +184,12 @@ def connected(path: str, patience_s: float) -> socket.socket:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class WeightsRequest:
-    """A version of weights that a session wants to map."""
-
-    session: int
-    name: str
-    version: int
-    run: bytes
-
-    def pack(self) -> bytes:
-        return _WANTED.pack(MAGIC, self.session, self.version, self.run) + self.name.encode()
-
-    @classmethod
-    def unpack(cls, record: bytes) -> WeightsRequest:
-        """Decode a request. Raises Malformed if it is not one."""
-        name = record[_WANTED.size :]
-        if not 1 <= len(name) <= _NAME_BYTES:
-            raise Malformed(f"a request for weights has {len(record)} bytes: it ends with the name")
-        magic, session, version, run = _WANTED.unpack(record[: _WANTED.size])
-        if magic != MAGIC:
-            raise Malformed(f"a request for weights begins with {MAGIC!r}, not with {magic!r}")
-        try:
-            return cls(session, name.decode(), version, run)
-        except UnicodeDecodeError:
-            raise Malformed("the name of weights is no UTF-8") from None
-
-
 def map_weights(path: str, wanted: WeightsRequest, nbytes: int, timeout_s: float) -> mmap.mmap:
     """Map a server's weights privately: pages that are not written to are shared by all clients.
 
     Raises as `request`. The server never changes a version that is whole.
     """
-    fds = request(path, wanted.pack(), [], timeout_s)
+    fds = request(path, wanted, [], timeout_s)
     try:
         if len(fds) != 1 or (found := os.fstat(fds[0]).st_size) != nbytes:
             text = f"{len(fds)} descriptors" if len(fds) != 1 else f"{found} bytes"
@@ -221,12 +205,3 @@ def map_weights(path: str, wanted: WeightsRequest, nbytes: int, timeout_s: float
 def answered(reason: str | None) -> bytes:
     """The record that a server sends back: whether it took the memory, or why not."""
     return b"\0" if reason is None else b"\1" + reason.encode()[: TEXT_BYTES - 1]
-
-
-def peer_uid(channel: socket.socket) -> int | None:
-    """The user at the other end; ``None`` where that cannot be known."""
-    with contextlib.suppress(OSError, AttributeError):
-        return int(
-            struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-        )
-    return None
