@@ -99,7 +99,12 @@ class SignalsDeferred:
             for number, handler in _handlers.items():
                 if _signal.getsignal(number) is _note:
                     _signal.signal(number, handler)
-            _tell()
+            try:
+                _tell()
+            finally:  # a handler may keep a server alive
+                for number in tuple(_handlers):
+                    if _signal.getsignal(number) is not _note:
+                        del _handlers[number]
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 from multiprocessing.context import BaseContext
@@ -45,7 +46,10 @@ def path_of(name: str, value: object) -> str:
         raise ConfigError(f"{name}={value!r}: give a path, as text or as a pathlib.Path")
     if not text:
         raise ConfigError(f"{name} is empty: give a path, '.' for the current folder")
-    return text
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(text):
+            return text
+    raise ConfigError(f"{name}={text!r} has a character that no file's name has: leave it out")
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import urllib.request
 
 import numpy as np
@@ -35,11 +36,12 @@ def addresses(shards):
 
 
 def frames(url):
-    """Yield what the event stream of a page says."""
-    with urllib.request.urlopen(f"{url}events", timeout=PATIENCE_S) as events:
-        for line in events:
-            if line.startswith(b"data: "):
-                yield json.loads(line.removeprefix(b"data: "))
+    """Yield the frames that a page asks for."""
+    while True:
+        with urllib.request.urlopen(f"{url}frame.json", timeout=PATIENCE_S) as answer:
+            if frame := answer.read():  # none is made yet
+                yield json.loads(frame)
+        threading.Event().wait(0.05)
 
 
 def frame_in_which(url, holds):

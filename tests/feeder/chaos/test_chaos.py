@@ -51,9 +51,10 @@ NO_ACKS = plan(
 )  # fmt: skip
 LATE_ACKS = plan(
     "acknowledgements that come late leave no row twice", "replay",
-    weather(0.05, "insert", "dead", (DOWN,)), Act(0.65, "heal", ("insert",)), actors=2,
+    weather(0.05, "insert", "dead", (DOWN,)), Act(0.4, "cut", ("insert",)),
+    Act(0.65, "heal", ("insert",)), actors=2,
 )  # fmt: skip
-"""So late that the newest rows are sent again before."""
+"""So late that the connection is cut, and the rows may be sent again before."""
 CUTS = [
     plan(
         f"a message cut in two after {after} bytes {way} tears no row", "replay",
