@@ -87,7 +87,8 @@ class AsyncDataLoader(Generic[B]):
         needs the fewest messages and has the highest throughput; smaller chunks lower the latency
         of a single batch. A collate_fn and a transform always see the whole batch.
     collate_fn : callable | None
-        Called with the list of samples of a batch, in order. Default: DI-engine's rules, see
+        Called with the list of samples of a batch, in order, also with the rows of a batch that
+        comes complete. Default: DI-engine's rules, see
         `async_loader.pipeline.batches.collate`.
     num_workers : int
         Worker processes or threads if 2 or more; 0 and 1 use none.

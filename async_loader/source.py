@@ -115,7 +115,7 @@ class Ready:
     lease : object, optional
         Identifies this batch in calls to a `Leasing` source.
     samples : callable, optional
-        Returns the rows as samples for a collate_fn; without it the batch is not collated.
+        Returns the rows as samples for a collate_fn; by default those of ``batch``.
     """
 
     batch: Mapping[str, Any]

@@ -18,7 +18,7 @@ import torch
 from waiting_rig import until
 
 import async_loader
-from async_loader import END, AsyncDataLoader
+from async_loader import END, AsyncDataLoader, connect
 from async_loader.errors import Broken, CannotSend, ConfigError, JobFailed, SchemaError, Unsupported
 from async_loader.source import Applied, Jobs, Samples
 
@@ -226,6 +226,23 @@ def test_a_collate_fn_sees_the_whole_batch_in_order_once(workers, chunk_size):
             assert batch["ids"].tolist() == list(range(6 * n, 6 * n + 6))
             assert (batch["pid"] == os.getpid()) == (workers < 2)
             assert batch["shape"] == (6, None)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["callable", "feeder"])
+def test_a_collate_fn_sees_the_rows_of_batches_that_come_complete(ready):
+    def rows(n):
+        return {"o": {"x": np.arange(3 * n).reshape(n, 3)}, "i": np.arange(n)}
+
+    def collate_fn(samples):
+        assert all((s["o"]["x"] == np.arange(3) + 3 * s["i"]).all() for s in samples)
+        return {"rows": len(samples)}
+
+    with connect("embedded", tables={"t": 100}) as client:
+        table = client.table("t")
+        with table.writer() as writer:
+            writer.extend(rows(50))
+        with AsyncDataLoader(rows if ready else table, 4, collate_fn=collate_fn) as loader:
+            assert next(loader) == {"rows": 4}
 
 
 @pytest.mark.parametrize("nbytes", [100, 300_000])

@@ -143,6 +143,15 @@ def test_sequences_mix_and_every_id_names_its_table(workers):
             assert stored.tolist() == expected.tolist()
 
 
+def test_fields_named_as_those_of_sequences_are_the_users_own():
+    own = ("mask", "is_first", "step_index")
+    tables = [ReplayBuffer(9, dict.fromkeys(own, "int64")) for _ in range(2)]
+    for table in tables:
+        table.extend({name: np.arange(9) for name in own})
+    with AsyncDataLoader(Mixture(dict.fromkeys(tables, 1)), 8, batch_format="numpy") as loader:
+        assert all((next(loader)[name] < 9).all() for name in own)
+
+
 # -- by index --------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,7 @@ from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sample import assembled, drawing_sampler
 from async_loader.replay.table.source_sampler import SourceSampler
-from async_loader.replay.views import Ragged, View
-from async_loader.schema import samples_of
+from async_loader.replay.views import Ragged, Sequences, View
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
 from async_loader.validation import whole
@@ -131,7 +129,15 @@ class ReplaySource:
     @property
     def finishes(self) -> Callable[[Any], Any] | None:
         """See `Finishing`: episodes without padding are made of padded ones."""
-        return Ragged.of(self._table_state.view if self._view is None else self._view)
+        return Ragged.of(self._shown())
+
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of steps."""
+        return isinstance(self._shown(), Sequences)
+
+    def _shown(self) -> View | None:
+        return self._table_state.view if self._view is None else self._view
 
     @property
     def closed(self) -> bool:
@@ -212,8 +218,7 @@ class ReplaySource:
                 reader = self._reader_of(read_plan)
                 taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
                 arrays = self._out.complete(reader, taken)
-                samples = partial(samples_of, read_plan.schema, arrays)
-                return Ready(assembled(read_plan, arrays), lent=True, samples=samples)
+                return Ready(assembled(read_plan, arrays), lent=True)
             drawn = self._out.now(self._sampler, batch_size)
         if table_state.table.storage.on_disk:
             self._reader_of(read_plan).announce(drawn.ids)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import SchemaError
-from async_loader.feeder.client.batch_structure import SERVER_BITS
+from async_loader.feeder.client.batch_structure import SERVER_BITS, BatchStructure
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.scale.connections import ShardConnection
 from async_loader.schema import Field, Schema
@@ -64,16 +64,18 @@ class BatchMaker:
         Of the rows of all shards; ``None`` before the first ones.
     weight : int | None
         The place of the weights among the arrays of a batch, if its rows have any.
+    ids : list of int
+        The places of ids.
     """
 
     def __init__(self) -> None:
         self.schema: Schema | None = None
         self._arrays = ArrayPool()
-        self._ids: list[int] = []
+        self.ids: list[int] = []
         self.weight: int | None = None
 
     def arrays_of(
-        self, batch: Mapping[str, Any], schema: Schema, shard: ShardConnection
+        self, batch: Mapping[str, Any], structure: BatchStructure, shard: ShardConnection
     ) -> list[Array]:
         """Return the arrays of a shard's message, with the shard's number in their ids.
 
@@ -82,11 +84,10 @@ class BatchMaker:
         SchemaError
             The tables of the shards differ.
         """
+        schema = structure.shown
         if self.schema is None:
             names = [field.name for field in schema.fields]
-            self.schema = schema
-            of_steps = ("step_index",) if "is_first" in names else ()  # of sequences
-            self._ids = [names.index(name) for name in ("index", *of_steps)]
+            self.schema, self.ids = schema, structure.ids
             self.weight = names.index("weight") if "weight" in names else None
         elif schema != self.schema:
             raise SchemaError(
@@ -94,7 +95,7 @@ class BatchMaker:
                 "shards the same tables"
             )
         arrays = list(tree.leaves(batch, schema.structure))
-        for place in self._ids:
+        for place in self.ids:
             arrays[place] = ids = arrays[place].copy()
             add_source(ids, shard.number)
         return arrays
@@ -185,9 +186,9 @@ class ShardRows:
 
     def arrays_of(self, plan: Ready, maker: BatchMaker) -> list[Array]:
         """Return the arrays of a message, with ids of the cluster. Raises SchemaError."""
-        schema = self.source.schema
-        assert schema is not None
-        return maker.arrays_of(plan.batch, schema, self.shard)
+        structure = self.source.structure
+        assert structure is not None
+        return maker.arrays_of(plan.batch, structure, self.shard)
 
     def take(self, count: int) -> list[Part]:
         """Take the next ``count`` rows, which are there."""

@@ -80,6 +80,8 @@ class ClusterSource:
         self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
         self._closed = self._fresh = self._immediate = False
+        # See `Finishing`.
+        self.finishes: Callable[[Any], Any] | None = None
         self._shards: dict[int, ShardRows] = {}
         self._at: list[ShardRows] = []
         self._begin()
@@ -279,6 +281,16 @@ class ClusterSource:
             for one in self._shards.values():
                 one.drop()
                 one.source.ask_anew()
+
+    @property
+    def shards(self) -> int:
+        """How many numbers of shards an index may have; lost ones count."""
+        return 1 + max((one.number for one in self._connections.all), default=0)
+
+    @property
+    def sequences(self) -> bool:
+        """Whether rows are sequences of steps, once some have come."""
+        return len(self._batch_maker.ids) > 1
 
     def reader(self) -> None:
         """Return None: no rows are planned."""

@@ -11,12 +11,12 @@ from random import random
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
-from async_loader import tree
+from async_loader import tensors, tree
 from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
 from async_loader.feeder.client.arguments import batch_size_of
+from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.remote_table import RemoteTable
 from async_loader.feeder.client.source import RemoteSource
@@ -27,7 +27,7 @@ from async_loader.names import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import View
+from async_loader.replay.views import Ragged, View, ragged
 from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.draws import Draws
 from async_loader.scale.shards import MOST_SHARDS
@@ -148,8 +148,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
                 other = self._idle.pop(next(iter(self._idle)))
             if other is not None:
                 other.close()
-        batch: Batch = plan.batch
-        return batch
+        return ragged(plan.batch, view)
 
     def _source(
         self, wanted: OpenReader, view: View | None, prefetch: int | None, transport: Transport
@@ -186,6 +185,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             self, self._connections, open_source, make_draws, words, wanted.min_size,
             wanted.timeout_s,
         )  # fmt: skip
+        source.finishes = Ragged.of(view)
         self._sources.add(source)
         return source
 
@@ -200,27 +200,25 @@ class ClusterTable(RemoteTable[ClusterSource]):
         ids = ids_of(index)
         numbers = numbers_of(ids)
 
-        def read(one: ShardConnection, limit: Deadline) -> tuple[npt.NDArray[np.intp], Batch]:
+        def read(one: ShardConnection, limit: Deadline) -> tuple[Any, BatchStructure, list[Any]]:
             places = np.flatnonzero(numbers == one.number)
             own = own_ids(ids[places])
-            batch = one.table(self.name)._get(own, view, limit)
+            structure, batch = one.table(self.name)._get(own, view, limit)
             there = places[np.isin(own, batch["index"])]
-            for name in ("index", "step_index") if "is_first" in batch else ("index",):
-                if name in batch:
-                    add_source(batch[name], one.number)
-            return there, batch
+            arrays = list(tree.leaves(batch, structure.shown.structure))
+            for place in structure.ids:
+                add_source(arrays[place], one.number)
+            return there, structure, arrays
 
         parts = list(self._of_shards(set(numbers.tolist()), read, None).values())
         if not parts:
             for one in self._connections.reached:
                 return one.table(self.name).get(ids[:0], view=view)
             raise self._connections.nothing("get")
-        order = np.argsort(np.concatenate([places for places, _ in parts]), kind="stable")
-        structure = tree.structure_of(parts[0][1])
-        columns = zip(*(tree.leaves(batch, structure) for _, batch in parts), strict=True)
+        order = np.argsort(np.concatenate([places for places, _, _ in parts]), kind="stable")
+        columns = zip(*(arrays for _, _, arrays in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]
-        made: Batch = tree.rebuild_batch(structure, merged)
-        return made
+        return ragged(tree.rebuild_batch(parts[0][1].shown.structure, merged), view)
 
     def _apply(
         self,
@@ -240,7 +238,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
 
         found = self._of_shards(parts.keys(), call, timeout_s)
         applied = sum(one.applied for one in found.values())
-        return Applied(applied, int(np.size(index)) - applied)
+        return Applied(applied, tensors.to_ids(index).size - applied)
 
     def _of_shards(
         self,

@@ -7,7 +7,6 @@ import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.names import explain_wrong_names
 from async_loader.public_names import set_public_names
-from async_loader.schema import Schema, samples_of
+from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
@@ -140,6 +139,12 @@ class Mixture:
                         f"source {member.number} of the mixture has a view with whole='ragged', "
                         "and rows of a mixture have the same shape: say whole=True"
                     )
+                if (shards := getattr(member.source, "shards", 1)) > 1:
+                    raise ConfigError(
+                        f"source {member.number} of the mixture is a cluster of {shards} shards, "
+                        "and an index has room for the number of a shard or of a source: name the "
+                        "tables of the shards, client.shard(name).table(name), each with its share"
+                    )
             self._mix()
             undo.pop_all()
 
@@ -229,7 +234,11 @@ class Mixture:
             known = [member for member in self._members if member.schema is not None]
             if known:
                 schemas = [cast(Schema, member.schema) for member in known]
-                mixed = MixedSchema(schemas, [member.name for member in known])
+                mixed = MixedSchema(
+                    schemas,
+                    [member.name for member in known],
+                    [getattr(member.source, "sequences", False) for member in known],
+                )
                 self._mixed = mixed if len(known) == len(self._members) else None
         return self._mixed
 
@@ -257,12 +266,7 @@ class Mixture:
         leases = tuple(
             (member.number, piece.lease) for member, piece in pieces if piece.lease is not None
         )
-        return Ready(
-            tree.rebuild_batch(schema.structure, arrays),
-            True,
-            leases or None,
-            partial(samples_of, schema, arrays),
-        )
+        return Ready(tree.rebuild_batch(schema.structure, arrays), True, leases or None)
 
     def reader(self) -> Reader | None:
         """Make a reader of the rows of all sources, for this or any other process.

@@ -93,6 +93,8 @@ class MixedSchema:
         Of the rows of each source.
     names : sequence of str
         Of the sources, for errors.
+    sequences : sequence of bool
+        Whether rows of each source are sequences, whose ``step_index`` holds ids too.
 
     Attributes
     ----------
@@ -106,7 +108,9 @@ class MixedSchema:
         Names the first field that differs.
     """
 
-    def __init__(self, schemas: Sequence[Schema], names: Sequence[str]) -> None:
+    def __init__(
+        self, schemas: Sequence[Schema], names: Sequence[str], sequences: Sequence[bool]
+    ) -> None:
         first = _without_added(schemas[0], names[0])
         for schema, name in zip(schemas[1:], names[1:], strict=True):
             _check_alike(first, _without_added(schema, name), names[0], name)
@@ -121,9 +125,9 @@ class MixedSchema:
             [(places[name], _DEFAULTS[name][1]) for name in (places.keys() & _DEFAULTS) - found]
             for found in (set(_names(schema)) for schema in schemas)
         ]
-        self._ids = [places["index"]]
-        if {"mask", "is_first", "step_index"} <= set(places):  # of sequences
-            self._ids.append(places["step_index"])
+        self._ids = [
+            [places[name] for name in ("index", "step_index")[: 1 + one]] for one in sequences
+        ]
 
     def write(self, number: int, into: Sequence[Array], arrays: Sequence[Array]) -> None:
         """Write rows of a source, one array for each field of its own schema."""
@@ -146,7 +150,7 @@ class MixedSchema:
     def _complete(self, number: int, into: Sequence[Array]) -> None:
         for place, value in self._defaults[number]:
             into[place][...] = value
-        for place in self._ids:
+        for place in self._ids[number]:
             add_source(into[place], number)
 
 

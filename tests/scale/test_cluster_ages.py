@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.scale.shard_rows import BatchMaker, ShardRows
 from async_loader.schema import Schema
 from async_loader.source import Ready
@@ -20,7 +21,7 @@ CHUNK, MOST_AGE = 4, 16
 class FakeSource:
     """Chunks whose rows say before which batch they were asked for."""
 
-    schema = SCHEMA
+    structure = BatchStructure(SCHEMA)
 
     def __init__(self, ahead):
         self.ahead, self.now = ahead, 0

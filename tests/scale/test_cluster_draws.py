@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import numpy as np
 import pytest
+import torch
 from cluster_rig import (
     PATIENCE_S,
     chi_square,
@@ -15,9 +17,20 @@ from cluster_rig import (
     until,
 )
 
-from async_loader import Prioritized, Uniform
+from async_loader import (
+    AsyncDataLoader,
+    Field,
+    Hindsight,
+    Mixture,
+    Prioritized,
+    ReplayBuffer,
+    Sequences,
+    Uniform,
+    tree,
+)
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
 from async_loader.replay.samplers import Recency
+from async_loader.source import Applied
 
 SIZES = (20, 40, 80, 260)
 ROWS = 80
@@ -212,7 +225,8 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
         read = table.get(ids)
         for name in ("index", "x", "shard"):
             assert np.array_equal(read[name], batch[name])
-        assert table.update(ids, x=batch["x"] + 1000).stale == 0
+        for form in (np.asarray, np.ndarray.tolist, torch.tensor):
+            assert table.update(form(ids), x=batch["x"] + 1000) == Applied(len(ids), 0)
         assert np.array_equal(table.get(ids)["x"], batch["x"] + 1000)
         for refused in (table.delete, lambda of: table.update(of, x=batch["x"])):
             with pytest.raises(ConfigError, match="ids are integers"):
@@ -227,6 +241,56 @@ def test_rows_are_read_updated_and_deleted_by_their_ids(tmp_path):
         assert len(table.get(ids)["index"]) == 0
 
 
+def to_final(achieved, desired, info):
+    return (achieved == desired).all(-1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        None,
+        Sequences(9, whole=True),
+        Sequences(9, whole="ragged"),
+        Hindsight(to_final, strategy="final", relabel_fraction=1.0),
+    ],
+    ids=["fields named as those of sequences", "padded", "ragged", "hindsight"],
+)
+def test_a_cluster_shows_what_its_shards_show(tmp_path, view):
+    goal = Field((1,), "float32", next="next_obs")
+    goals = {"obs": {"achieved_goal": goal, "desired_goal": goal}}
+    own = () if view else ("mask", "is_first", "step_index")
+    tables = [
+        ReplayBuffer(
+            64, {**goals, "reward": "float32", "terminated": "bool", **dict.fromkeys(own, "int64")}
+        )
+        for _ in range(2)
+    ]
+    for number, t in itertools.product(range(2), range(20)):
+        at = {name: np.float32([50 * number + t]) for name in goals["obs"]}
+        end, plain = t % 7 > 4, dict.fromkeys(own, t)
+        tables[number].add(
+            obs=at, reward=0.0, terminated=end, final_obs=at if end else None, **plain
+        )
+    ids = np.arange(20)
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        found = table.get(np.concatenate([ids, ids + (1 << 56)]), view=view)
+        parts = [one.get(ids, view=view) for one in tables]
+        for name in ("index", "step_index") if isinstance(view, Sequences) else ("index",):
+            parts[1][name][parts[1][name] >= 0] += 1 << 56
+        if "offsets" in parts[0]:
+            parts[1]["offsets"] = parts[1]["offsets"][1:] + parts[0]["offsets"][-1]
+        structure = tree.structure_of(parts[0])
+        assert found.keys() == parts[0].keys()
+        for got, *each in zip(
+            *(tree.leaves(one, structure) for one in (found, *parts)), strict=True
+        ):
+            assert np.array_equal(got, np.concatenate(each))
+        with AsyncDataLoader(table.source(view=view), 8) as loader:
+            for batch in (table.sample(8, view=view), next(loader)):
+                assert batch.keys() == found.keys()
+
+
 def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path):
     with cluster_of(tmp_path, [filled(0, 9, sampler=Recency(10))]) as (_, _, client):
         with pytest.raises(Unsupported, match=r"draws by Uniform\(\), Prioritized or Fifo"):
@@ -235,6 +299,8 @@ def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path
     with cluster_of(tmp_path / "mixed", mixed) as (_, _, client):
         with pytest.raises(ConfigError, match="give all the same"):
             drawn(client.table("t").source(), 4)
+        with pytest.raises(ConfigError, match=r"source 1 .* cluster of 2 shards"):
+            Mixture([(filled(0, 9), 1), (client.table("t").source(sampler=Uniform()), 1)])
         own = client.table("t").source(sampler=Uniform())
         assert len(drawn(own, 4)["x"]) == 4
         own.close()

@@ -38,13 +38,19 @@ class BatchStructure:
         Of a batch's rows, with ``index``.
     sequences : bool
         Whether a row is a sequence, whose ``step_index`` holds ids too.
+
+    Attributes
+    ----------
+    shown : Schema
+        Of the batches.
+    ids : list of int
+        Places of its fields that hold ids.
     """
 
     def __init__(self, schema: Schema, sequences: bool = False) -> None:
-        self.schema = self._shown = schema
+        self.schema = self.shown = schema
         names = [field.name for field in schema.fields]
-        self._index = names.index("index")
-        self._steps = names.index("step_index") if sequences else None
+        self.ids = [names.index(name) for name in ("index", "step_index")[: 1 + sequences]]
         root = schema.structure
         flat = type(root) is tree.Node and root.kind is dict and not any(root.children)
         self._names = root.keys if flat and root is not None else None
@@ -57,19 +63,16 @@ class BatchStructure:
         """
         if server:
             columns = list(columns)
-            ids = columns[self._index]
-            into = ids if ids.flags.writeable else None
-            columns[self._index] = np.add(ids, server << SERVER_BITS, out=into)
-            if self._steps is not None:
-                columns[self._steps] = _steps_of(columns[self._steps], server)
+            for place in self.ids:
+                columns[place] = _ids_of(columns[place], server)
         if self._names is not None:
             return tree.fields(self._names, columns)
-        batch: dict[str, Any] = tree.rebuild_batch(self._shown.structure, columns)
+        batch: dict[str, Any] = tree.rebuild_batch(self.shown.structure, columns)
         return batch
 
 
-def _steps_of(ids: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.int64]:
-    """Return ids of steps as this client has them; -1, where there is no step, stays."""
+def _ids_of(ids: npt.NDArray[np.int64], server: int) -> npt.NDArray[np.int64]:
+    """Return ids as this client has them; -1, where there is no step, stays."""
     into = ids if ids.flags.writeable else ids.copy()
     return np.add(ids, server << SERVER_BITS, out=into, where=ids >= 0)
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
@@ -33,7 +34,6 @@ from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.table_methods import TableMethods
-from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
@@ -86,7 +86,8 @@ class RemoteSource:
         self._lock = threading.Lock()
         self._over = False
         self._asked_at = -math.inf
-        self._structure: BatchStructure | None = None
+        self.structure: BatchStructure | None = None
+        """Of the newest batch; ``None`` before the first."""
         self._closed = False
         self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
@@ -106,9 +107,9 @@ class RemoteSource:
         return None if self._channel is None else self._channel.transport
 
     @property
-    def schema(self) -> Schema | None:
-        """Of a batch's rows, as the feeder has said last; ``None`` before."""
-        return None if self._channel is None else self._channel.schema
+    def sequences(self) -> bool:
+        """Whether the rows of the newest batch are sequences of steps."""
+        return self.structure is not None and len(self.structure.ids) > 1
 
     @property
     def leased(self) -> bool:
@@ -337,7 +338,8 @@ class RemoteSource:
             text = "there is nothing to give new priorities to"
             raise ConfigError(f"update_priorities before the first batch: {text}")
         eta, deadline = channel.eta, Deadline(self._timeout_s)
-        values: Any = priority if eta is None else per_item(priority, np.size(index), eta)
+        rows = tensors.to_ids(index).size
+        values: Any = priority if eta is None else per_item(priority, rows, eta)
         self._connection.check()
         channel.news.until(  # the reader's own sampler has to be there
             lambda: channel.phase is not ReaderPhase.WANTED,
@@ -424,10 +426,10 @@ class RemoteSource:
         self._on_open(channel)
 
     def _ready(self, channel: ReaderChannel, received: ReceivedBatch) -> Ready:
-        schema, structure = channel.schema, self._structure
+        schema, structure = channel.schema, self.structure
         assert schema is not None
         if structure is None or schema is not structure.schema:
-            structure = self._structure = structure_of(schema, channel.eta is not None, self._goals)
+            structure = self.structure = structure_of(schema, channel.eta is not None, self._goals)
         body, lease = received.body, received.lease
         columns = body.arrays()
         if channel.leased:

@@ -18,7 +18,12 @@ from async_loader.feeder.client.arguments import (
     reader_wanted,
     save_path,
 )
-from async_loader.feeder.client.batch_structure import local_ids, remote_ids, structure_of
+from async_loader.feeder.client.batch_structure import (
+    BatchStructure,
+    local_ids,
+    remote_ids,
+    structure_of,
+)
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
@@ -254,10 +259,14 @@ class TableClient(RemoteTable[RemoteSource]):
     @explain_wrong_names
     def get(self, index: Any, *, view: View | None = None) -> Batch:
         """Return rows by id, without those that are gone: ``index`` says which ones there are."""
-        return self._get(index, view, None)
+        return ragged(self._get(index, view, None)[1], view)
 
-    def _get(self, index: Any, view: View | None, timeout_s: Timeout) -> Batch:
-        """As `get`, in as many messages as the answer takes. ``timeout_s``: for each message."""
+    def _get(
+        self, index: Any, view: View | None, timeout_s: Timeout
+    ) -> tuple[BatchStructure, dict[str, Any]]:
+        """As `get`, with padding, in as many messages as the answer takes. ``timeout_s``: for each
+        message.
+        """
         ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
         left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
@@ -276,8 +285,8 @@ class TableClient(RemoteTable[RemoteSource]):
             schema, eta = schema_of(reply.body.schema), reply.body.eta
             parts.append(_columns(reply, schema))
         columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
-        batch = structure_of(schema, eta is not None, goals_of(view)).batch(columns, server)
-        return ragged(batch, view)
+        structure = structure_of(schema, eta is not None, goals_of(view))
+        return structure, structure.batch(columns, server)
 
     def _apply(
         self, change: Change, index: Any, values: Mapping[str, Any], timeout_s: Timeout

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.batch_layout import BatchLayout
-from async_loader.errors import AsyncLoaderError
+from async_loader.errors import AsyncLoaderError, SchemaError
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome
 from async_loader.pipeline.batches import arena, collate
@@ -231,8 +232,8 @@ class SampleTasks:
         collator = self._collator
         if isinstance(plan, Ready):
             slots_follow = self._output.keep_slots and self._transform is None
-            if self._whole and plan.samples is not None:
-                return collator.samples(plan.samples())
+            if self._whole:
+                return collator.samples((plan.samples or partial(rows_of, plan.batch))())
             if isinstance(plan, ReadySlot | ReadyBlock) and slots_follow:
                 return Batch(plan.buffer, plan.layout)
             # On its way to a device a batch lies in a slot: one copy of page-locked memory in
@@ -326,6 +327,19 @@ def _fits(schema: Schema, layout: BatchLayout) -> bool:
         field.dtype == region.dtype and field.shape == region.shape[1:]
         for field, region in zip(schema.fields, layout.regions, strict=True)
     )
+
+
+def rows_of(batch: object) -> Sequence[Any]:
+    """Rows of a complete batch as samples, for a collate_fn."""
+    structure = tree.structure_of(batch)
+    try:
+        rows = list(zip(*tree.leaves(batch, structure), strict=True))
+    except (TypeError, ValueError) as error:
+        raise SchemaError(
+            f"a collate_fn is given the rows of a ready batch, and this one has none ({error}): "
+            "give arrays [rows, ...] of one length"
+        ) from None
+    return [tree.rebuild(structure, row) for row in rows]
 
 
 def fetch(reader: Reader, index: npt.NDArray[np.int64], seed: Seed) -> Sequence[Any]:
