@@ -97,6 +97,7 @@ def test_the_oldest_unsent_is_dropped_and_its_stream_cut(address):
         for i in range(1, 100):
             writer.append(step(i), stream=3, timeout_s=0)
         feeder.hold_acks = False
+        feeder.forget_sessions()
         writer.flush()
         kept, stats = rewards(feeder), client.stats()
         assert stats.rows_dropped == 100 - len(kept) > 0
