@@ -54,9 +54,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from async_loader.async_data_loader import AsyncDataLoader
     from async_loader.dataset.data_loader import DataLoader
     from async_loader.feeder import connect
-    from async_loader.loader import AsyncDataLoader
     from async_loader.replay.buffer import ReplayBuffer
     from async_loader.replay.hindsight_view import Hindsight
     from async_loader.replay.rate_limiter import MinSize, RateLimiter
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 set_public_names(
     globals(),
     {
-        "AsyncDataLoader": "async_loader.loader",
+        "AsyncDataLoader": "async_loader.async_data_loader",
         "DataLoader": "async_loader.dataset.data_loader",
         "Hindsight": "async_loader.replay.hindsight_view",
         "Mixture": "async_loader.sources.mixture",

@@ -68,7 +68,7 @@ def _named(error: ImportError, name: str, extras: Mapping[str, str]) -> ImportEr
 
 
 def _remedy(module: str, name: str) -> str | None:
-    from async_loader.names import PUBLIC  # late: errors are imported before it
+    from async_loader.name_hints import PUBLIC  # late: errors are imported before it
 
     return PUBLIC.get(module, {}).get(name)
 

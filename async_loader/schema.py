@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from async_loader import spaces, tree
 from async_loader.errors import SchemaError
-from async_loader.names import SAY, explain_wrong_names, hint
+from async_loader.name_hints import SAY, explain_wrong_names, hint
 from async_loader.public_names import set_public_names
 from async_loader.validation import MOST
 

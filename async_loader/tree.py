@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from async_loader.errors import MissingField
-from async_loader.names import missing_field
+from async_loader.name_hints import missing_field
 
 
 class Misfit(Exception):

@@ -20,13 +20,13 @@ PACKAGE = Path(__file__).parent.parent / "async_loader"
 # those in SAME_FLOOR.
 FLOORS = [
     {"public_names"},
-    {"errors", "other_names"},
+    {"errors", "hint_tables"},
     {
         "process_hooks",
         "histograms",
         "validation",
         "tree",
-        "names",
+        "name_hints",
         "spaces",
         "schema",
         "lifecycle",
@@ -39,7 +39,7 @@ FLOORS = [
     },
     {"shm"},
     {"sources", "replay", "pipeline", "targets"},
-    {"loader", "dataset", "recording", "offline"},
+    {"async_data_loader", "dataset", "recording", "offline"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},
@@ -55,7 +55,7 @@ ORDER = [
     "process_hooks",
     "histograms",
     "validation",
-    "names",
+    "name_hints",
     "lifecycle",
     "stats",
     "tree",
@@ -112,7 +112,7 @@ ELSEWHERE = {
 EXCEPTIONS = {
     # what a name that is not there says; imported late
     ("public_names", "errors"),
-    ("public_names", "names"),
+    ("public_names", "name_hints"),
 }
 TYPES_OF = {("table", "replay")}
 """Protocols may name types of modules above them, for type checkers only."""
@@ -204,7 +204,7 @@ def breaches(found: Iterator[Import]) -> list[str]:
             continue
         elif target == "testing":
             wrong.append(f"{one}: the package does not import its tests' helpers")
-        elif root == "testing" and target in LEVEL and LEVEL[target] >= LEVEL["loader"]:
+        elif root == "testing" and target in LEVEL and LEVEL[target] >= LEVEL["async_data_loader"]:
             wrong.append(f"{one}: testing imports what is below the loader")
         elif root in SAME_FLOOR and target in SAME_FLOOR:
             if ORDER.index(target) > ORDER.index(root) and not one.typing:

@@ -13,7 +13,7 @@ import pytest
 from async_loader import AsyncDataLoader, DataLoader, ReplayBuffer
 from async_loader.feeder import Client, TableClient
 from async_loader.feeder.client.writer import RemoteWriter
-from async_loader.names import (
+from async_loader.name_hints import (
     ATTRIBUTES,
     attribute_remedy,
     by_name,

@@ -13,7 +13,7 @@ import pytest
 import surface
 
 import async_loader
-from async_loader import feeder, names, source, table
+from async_loader import feeder, name_hints, source, table
 from async_loader.errors import MissingExtra
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.replay.writer import LocalWriter
@@ -80,12 +80,12 @@ def test_dir_of_a_public_module_shows_its_names_and_no_others(module):
         exec(f"from {module} import nothing_of_that_kind")
 
 
-EXPECTED = [(module, name) for module, known in names.PUBLIC.items() for name in sorted(known)]
+EXPECTED = [(module, name) for module, known in name_hints.PUBLIC.items() for name in sorted(known)]
 
 
 @pytest.mark.parametrize(("module", "name"), EXPECTED)
 def test_an_expected_name_is_answered_with_the_right_one(module, name):
-    remedy, found = names.PUBLIC[module][name], importlib.import_module(module)
+    remedy, found = name_hints.PUBLIC[module][name], importlib.import_module(module)
     assert getattr(found, name, None) is None
     with pytest.raises(AttributeError, match=re.escape(remedy)):
         getattr(found, name)

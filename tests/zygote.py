@@ -39,7 +39,7 @@ class Zygote:
     def __init__(self, *modules: str, folders: tuple[str, ...] = (), options: tuple[str, ...] = ()):
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            wanted = json.dumps([*(modules or ("torch", "async_loader.loader"))])
+            wanted = json.dumps([*(modules or ("torch", "async_loader.async_data_loader"))])
             command = [sys.executable, *options, __file__, str(theirs.fileno()), wanted, *folders]
             self._process = subprocess.Popen(
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL

@@ -34,7 +34,7 @@ from async_loader.dataset.dataset_work import (
 from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, moved, pinned
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.names import describe, explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.backend import DeviceBackend
 from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer

@@ -18,7 +18,7 @@ from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
 from async_loader.errors import CannotSend
-from async_loader.names import describe, stacklevel
+from async_loader.name_hints import describe, stacklevel
 from async_loader.pipeline import codec
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, ConfigError
-from async_loader.names import hint
+from async_loader.name_hints import hint
 from async_loader.replay import samplers
 from async_loader.replay.hindsight_goals import HindsightParts
 from async_loader.replay.hindsight_view import Hindsight

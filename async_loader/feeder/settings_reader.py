@@ -14,7 +14,7 @@ import msgspec
 from async_loader.errors import AsyncLoaderError, ConfigError, missing_requirement
 from async_loader.feeder.plain_values import Mistake, value_text
 from async_loader.feeder.plain_values import Path as Keys
-from async_loader.names import hint
+from async_loader.name_hints import hint
 from async_loader.replay.arguments import bytes_of
 
 try:

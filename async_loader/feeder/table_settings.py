@@ -27,7 +27,7 @@ from async_loader.feeder.plain_values import (
     value_text,
 )
 from async_loader.feeder.wire.schema_codec import spec_of
-from async_loader.names import hint
+from async_loader.name_hints import hint
 from async_loader.replay.arguments import storable
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.episode_ends import check_end_names

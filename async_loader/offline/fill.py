@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
-from async_loader.names import hint
+from async_loader.name_hints import hint
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode, EpisodeReader, MissingEnds, at_last
 from async_loader.replay.buffer import ReplayBuffer

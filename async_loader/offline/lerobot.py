@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Unsupported, of_extra
 from async_loader.lifecycle import Patience
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.offline.bad_data import Place
 from async_loader.offline.lerobot_files import (
     Array,

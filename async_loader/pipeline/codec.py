@@ -25,7 +25,7 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import CannotSend, missing_requirement
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.shm.segment import Segment, close_all
 
 try:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from async_loader import process_hooks
 from async_loader.errors import Closed
 from async_loader.lifecycle import EndFlag
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.slot_allocator import HostOutput
@@ -46,7 +46,7 @@ from async_loader.pipeline.workers.work import Kind, Seeding, Work, WorkerConfig
 from async_loader.pipeline.workers.worker_handle import WorkerHandle
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.hugepages import keep_freed_memory
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 from async_loader.stats import StageStats
 from async_loader.validation import (
     context_of,

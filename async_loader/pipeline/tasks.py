@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, Closed
 from async_loader.lifecycle import Patience, WaitClosed
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.batches.assembler import ChunkAssembler

@@ -8,7 +8,7 @@ from typing import Any
 
 from async_loader import spaces
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.schema import Field, Schema
 
 NEXT = "next_obs"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
 from async_loader.table import Table, Writer

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from async_loader.errors import ConfigError, Timeout
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.opening import (
     EpisodeStream,

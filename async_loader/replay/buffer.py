@@ -9,7 +9,7 @@ from typing import Any, Never, Self
 
 from async_loader.errors import CannotSend, ConfigError, require
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import (
+from async_loader.name_hints import (
     by_name,
     class_only,
     explain_wrong_attributes,

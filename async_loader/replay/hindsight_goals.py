@@ -28,7 +28,7 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import ConfigError, Unsupported
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.hindsight_view import GoalFunction, Hindsight
 from async_loader.schema import END_FIELDS, Field, Schema

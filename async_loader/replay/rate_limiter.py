@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, View, depth_and_lookahead

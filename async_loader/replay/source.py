@@ -11,10 +11,10 @@ import numpy as np
 
 from async_loader.errors import CannotSend, Closed, ConfigError
 from async_loader.lifecycle import EventFd, Patience
-from async_loader.names import stacklevel
+from async_loader.name_hints import stacklevel
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Floats, Ids
-from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.limiter_arithmetic import LimiterState
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from async_loader.batch_format import BatchFormat, convert
 from async_loader.lifecycle import Deadline
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.vector_writer import VectorWriter
 from async_loader.replay.views import View, checked_format
 from async_loader.schema import SchemaLike

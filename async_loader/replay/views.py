@@ -11,7 +11,7 @@ import numpy as np
 from async_loader import tree
 from async_loader.batch_format import BatchFormat, checked
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Array
 from async_loader.replay.hindsight_view import Hindsight, check_return, share, steps
 from async_loader.schema import Schema

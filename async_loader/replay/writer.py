@@ -7,7 +7,7 @@ from typing import Any, Never, Self
 
 from async_loader.errors import CannotSend, Closed, Timeout, WouldDeadlock
 from async_loader.lifecycle import seconds_or_none
-from async_loader.names import (
+from async_loader.name_hints import (
     by_name,
     explain_wrong_attributes,
     explain_wrong_names,

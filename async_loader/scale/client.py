@@ -16,7 +16,7 @@ from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Missing, Published
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.scale.connections import Connections, ShardConnection, ShardDeadline
 from async_loader.scale.shards import Finder, keys_in
 from async_loader.scale.stats import ClusterStatus

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.scale import ray_library
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.shards import Shard, StaticShards

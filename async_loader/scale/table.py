@@ -23,7 +23,7 @@ from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient, stats_of
 from async_loader.feeder.wire import AboutReply, OpenReader
 from async_loader.lifecycle import Deadline, Patience, seconds_or_none
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.table_methods import Change

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
-from async_loader.shm.slot_ring import Lease, SlotRing
+from async_loader.shm.slot_leases import Lease, SlotRing
 from async_loader.source import Ready
 
 STAGED_BYTES = 64 << 10

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.lifecycle import Patience
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.schema import RESERVED, Field, Schema, supported
 from async_loader.shm.segment import Segment
 from async_loader.source import END, Applied, Jobs, Plan, Reader, Ready, Rows, Samples, Seed, Window

@@ -15,7 +15,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
 from async_loader.shm.array_pool import ArrayPool

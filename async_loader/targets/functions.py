@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.targets.steps import Array, Steps, backward, shifted
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.names import hint
+from async_loader.name_hints import hint
 from async_loader.targets.functions import (
     gae,
     lambda_returns,

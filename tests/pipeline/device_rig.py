@@ -21,7 +21,7 @@ from async_loader.pipeline.device.streamer import Streamer
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 from async_loader.source import END
 
 SCHEMA = Schema.of(

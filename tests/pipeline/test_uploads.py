@@ -15,7 +15,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.feeder import connect
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer, ReadySlot
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 from async_loader.source import Ready
 
 ROWS, BATCH = 400, 20

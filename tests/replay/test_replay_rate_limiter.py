@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from async_loader import ReplayBuffer
 from async_loader.errors import ConfigError, Timeout
-from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.limiter_arithmetic import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED, MinSize, Queue, RateLimiter
 
 NAMES = ("min_size_to_sample", "samples_per_insert", "error_buffer")

@@ -12,7 +12,7 @@ import pytest
 from async_loader import ReplayBuffer
 from async_loader.shm.array_pool import ArrayPool
 from async_loader.shm.hugepages import keep_freed_memory
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 
 SHAPE, DTYPE = (256, 84, 84), np.dtype(np.uint8)
 

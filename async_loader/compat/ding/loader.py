@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from async_loader import loader, tree
+from async_loader import async_data_loader, tree
 from async_loader.compat.ding.collate import default_collate, is_tree_tensor
 from async_loader.errors import SchemaError
 from async_loader.pipeline.batches.collate import is_ignored
@@ -24,7 +24,7 @@ from async_loader.sources.columns import EXPECTED, CallableSource
 log = logging.getLogger("async_loader")
 
 
-class AsyncDataLoader(loader.AsyncDataLoader):
+class AsyncDataLoader(async_data_loader.AsyncDataLoader):
     """An endless stream of batches, made ahead of time.
 
     Kept from DI-engine:

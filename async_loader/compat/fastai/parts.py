@@ -19,7 +19,7 @@ import torch
 
 from async_loader.compat.torch.loader import as_torchs
 from async_loader.errors import Timeout, WorkerDied
-from async_loader.names import nearest
+from async_loader.name_hints import nearest
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import WorkContext
 

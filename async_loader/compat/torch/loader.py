@@ -32,7 +32,7 @@ from async_loader.dataset.dataset_work import (
 )
 from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, pinned
 from async_loader.errors import Timeout, WorkerDied
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind
 

@@ -11,7 +11,7 @@ from async_loader.compat.torchrl.samplers import (
     SliceSampler,
 )
 from async_loader.errors import ConfigError
-from async_loader.names import PUBLIC, describe
+from async_loader.name_hints import PUBLIC, describe
 from async_loader.replay.samplers import Uniform
 from async_loader.replay.samplers.sampler import Sampler, check_sampler
 

@@ -35,7 +35,7 @@ from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
 from async_loader.replay.arguments import storable
 from async_loader.replay.stream_names import fresh_stream, stream_name

@@ -16,7 +16,7 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.curve_keys import load_client_keys
 from async_loader.feeder.reach import absent
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.process_hooks import SignalsDeferred
 
 OnDisconnect = Literal["wait", "raise"] | float

@@ -16,7 +16,7 @@ from async_loader.errors import (
     Timeout,
     Unsupported,
 )
-from async_loader.feeder.client.session import Session
+from async_loader.feeder.client.reconnecting import Session
 from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import Error, ErrorCode
 

@@ -38,7 +38,7 @@ from async_loader.feeder.client.channel import Channel, Failure, failure_of, gua
 from async_loader.feeder.client.errors import error_of, state_of
 from async_loader.feeder.client.notifier import Waker, forks
 from async_loader.feeder.client.old_rows import OldRows
-from async_loader.feeder.client.session import Action, Session
+from async_loader.feeder.client.reconnecting import Action, Session
 from async_loader.feeder.client.sockets import Sockets
 from async_loader.feeder.curve_keys import ClientKeys
 from async_loader.feeder.wire import (

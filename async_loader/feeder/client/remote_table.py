@@ -12,7 +12,7 @@ from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.wire import AboutReply, OpenReader, schema_of
 from async_loader.lifecycle import Deadline, seconds_or_none
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.checkpoint.settings import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler

@@ -23,7 +23,7 @@ from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.wire import BatchBlock, BatchForm, InSlot
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
-from async_loader.shm.slot_ring import COPY_BELOW, Lease, SlotRing
+from async_loader.shm.slot_leases import COPY_BELOW, Lease, SlotRing
 
 Arrays = list[npt.NDArray[Any]]
 Block = npt.NDArray[np.uint8]
@@ -219,7 +219,7 @@ class ReaderSlots:
         self._ring.segment.close()
 
     def retire_leased(self) -> None:
-        """See NOTE [what a fork does to leases] in shm/slot_ring.py."""
+        """See NOTE [what a fork does to leases] in shm/slot_leases.py."""
         self._ring.retire_leased()
 
 

@@ -55,7 +55,7 @@ from async_loader.feeder.wire import (
 )
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight

@@ -23,7 +23,7 @@ from async_loader.feeder.client.row_packer import (
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
 from async_loader.lifecycle import Deadline, seconds
-from async_loader.names import (
+from async_loader.name_hints import (
     by_name,
     explain_wrong_attributes,
     explain_wrong_names,

@@ -12,7 +12,7 @@ from typing import Any
 
 from async_loader import tree
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
 from async_loader.pipeline.batches.local_collator import LocalCollator

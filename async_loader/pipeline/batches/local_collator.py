@@ -16,7 +16,7 @@ import numpy.typing as npt
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline.batch import Batch
 from async_loader.pipeline.batches import arena, collate
 from async_loader.pipeline.batches.collate import is_ignored

@@ -19,7 +19,7 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.names import nearest
+from async_loader.name_hints import nearest
 from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.schema import Schema
 

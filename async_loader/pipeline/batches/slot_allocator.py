@@ -20,7 +20,7 @@ from async_loader.pipeline.batches.collate import is_ignored
 from async_loader.schema import Schema
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.limits import human
-from async_loader.shm.slot_ring import COPY_BELOW, SlotRing, whole_pages
+from async_loader.shm.slot_leases import COPY_BELOW, SlotRing, whole_pages
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -41,7 +41,7 @@ from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 from async_loader.pipeline.device.transfer_thread import InFlight, StreamerInput, TransferThread
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 
 MAX_IN_FLIGHT = 2
 """Copies under way: one that runs and one behind it keep the copy engine busy; more would only hold

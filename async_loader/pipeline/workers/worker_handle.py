@@ -28,7 +28,7 @@ from async_loader.pipeline.workers.work import WorkerConfig
 from async_loader.process_hooks import forking, signals_blocked
 from async_loader.shm.batch_buffer import BatchBuffer
 from async_loader.shm.fd_channel import FdChannel
-from async_loader.shm.slot_ring import SlotRing
+from async_loader.shm.slot_leases import SlotRing
 
 _REAP_S = 5.0
 # one chunk at work, one in the socket, so that a worker never waits for the pool's turn on the GIL

@@ -22,7 +22,7 @@ from typing import Any
 
 from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
-from async_loader.names import describe
+from async_loader.name_hints import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Failure, StreamEnd
 from async_loader.pipeline.batches.assembler import ChunkAssembler

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Draw, Priorities, Rows
 from async_loader.schema import END_FIELDS

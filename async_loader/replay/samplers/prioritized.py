@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.samplers.binding import Binding

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.samplers.sampler import Priorities
 

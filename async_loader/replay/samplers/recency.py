@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.prioritized import SumTree

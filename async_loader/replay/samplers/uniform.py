@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
-from async_loader.names import explain_wrong_names
+from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
 

@@ -14,7 +14,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.limiter_state import LimiterState
+from async_loader.replay.limiter_arithmetic import LimiterState
 from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError, OutOfMemory
-from async_loader.names import nearest
+from async_loader.name_hints import nearest
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base import row_format
 from async_loader.schema import Field, PackedRow, Schema

@@ -16,7 +16,7 @@ from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
-from async_loader.replay.limiter_state import LimiterState, check_room
+from async_loader.replay.limiter_arithmetic import LimiterState, check_room
 from async_loader.replay.rate_limiter import RateLimiter, check_sequences
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.priority_rules import unused

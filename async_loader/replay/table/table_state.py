@@ -13,7 +13,7 @@ from async_loader.replay.arguments import storable
 from async_loader.replay.base.row_format import DEPTH, LOOKAHEAD
 from async_loader.replay.codec import Lz4
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.limiter_state import check_room
+from async_loader.replay.limiter_arithmetic import check_room
 from async_loader.replay.rate_limiter import check_sequences
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Fifo, Sampler

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from async_loader.errors import Timeout, WouldDeadlock
 from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
-from async_loader.names import stacklevel
+from async_loader.name_hints import stacklevel
 
 WARN_AFTER_S = 10.0
 _INSTEAD = "The call goes on waiting; with timeout_s= it raises Timeout instead"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from async_loader.feeder import wire
-from async_loader.feeder.client.session import (
+from async_loader.feeder.client.reconnecting import (
     BACKOFF_MOST_S,
     SILENCE_S,
     Action,

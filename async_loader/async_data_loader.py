@@ -18,7 +18,7 @@ from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
 from async_loader.errors import CannotSend, ConfigError, Unsupported, require
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.names import explain_wrong_attributes, explain_wrong_names
+from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine

@@ -1,6 +1,6 @@
 """Names in messages: short names of callables and objects, and remedies for wrong keywords.
 
-The tables of names in other libraries are in other_names.py.
+The tables of names in other libraries are in hint_tables.py.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from async_loader import other_names
+from async_loader import hint_tables
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
 
 def _rows(text: str) -> list[list[str]]:
-    """Return the cells of a table of `other_names`, line by line."""
+    """Return the cells of a table of `hint_tables`, line by line."""
     return [line.split(" -> ") for line in re.sub(r"\n {4}", " ", text).strip().splitlines()]
 
 
 SAY: dict[str, tuple[str, ...]] = {}
 """A wrong keyword and its replacements, in the order of preference."""
-for _words, _ours in _rows(other_names.SAY):
+for _words, _ours in _rows(hint_tables.SAY):
     for _word in _words.split():
         SAY[_word] = (*SAY.get(_word, ()), _ours)
 
 LEAVE_OUT = {
     (words.split()[0], word): remedy
-    for words, remedy in _rows(other_names.LEAVE_OUT)
+    for words, remedy in _rows(hint_tables.LEAVE_OUT)
     for word in words.split()[1:]
 }
 """Keywords without a replacement in a callable of ours, and the reason or the remedy."""
 
 ATTRIBUTES = [
-    (words.split(), needed, remedy) for words, needed, remedy in _rows(other_names.ATTRIBUTES)
+    (words.split(), needed, remedy) for words, needed, remedy in _rows(hint_tables.ATTRIBUTES)
 ]
 
 PUBLIC: dict[str, dict[str, str]] = {}
 """Names that a user might expect in a module, and what to write in their place."""
-for _part in other_names.PUBLIC.split("## ")[1:]:
+for _part in hint_tables.PUBLIC.split("## ")[1:]:
     _modules, _, _text = _part.partition("\n")
     _known = {word: remedy for words, remedy in _rows(_text) for word in words.split()}
     PUBLIC |= dict.fromkeys(_modules.split(), _known)
