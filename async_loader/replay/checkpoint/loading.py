@@ -184,6 +184,8 @@ class _Loading:
                 with contextlib.suppress(ConfigError):  # with another capacity it cannot show them
                     one = table_state.follow(view, state)
                     self._fill_column(assigned_in(view), one.assigned)
+                    if state is None:
+                        tell_again(table_state.table, one)
             if one is not None and state is not None:
                 one.restore(state)
                 tell_again(table_state.table, one)
