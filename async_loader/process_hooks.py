@@ -46,30 +46,56 @@ _OTHERS = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
 """Signals that another process may have sent to all processes of a job."""
 
 
-_handlers: dict[int, Callable[[int, Any], Any]] = {}
-"""The program's, in place of which ours is installed, or was."""
-_noted: dict[int, None] = {}
-_held = False
-"""Signals are deferred now, by the main thread: the only one that runs handlers."""
+class _Section:
+    """Signals deferred between the start of the outermost `SignalsDeferred` and its end."""
+
+    __slots__ = ("handle", "handlers", "noted", "over")
+
+    def __init__(self) -> None:
+        self.handlers: dict[int, Callable[[int, Any], Any]] = {}
+        self.noted: dict[int, None] = {}
+        self.over = False
+        self.handle = self._handle  # one object: a method is made anew wherever it is named
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.over:  # a handler of ours that could not be removed does no harm
+            self.handlers[number](number, frame)
+        else:
+            self.noted[number] = None
+
+    def install(self) -> None:
+        getsignal = _signal.getsignal
+        for number in _NUMBERS:
+            handler = getsignal(number)
+            if callable(handler):
+                self.handlers[number] = handler
+                _signal.signal(number, self.handle)
+
+    def end(self) -> None:
+        """Restore the program's handlers and deliver the recorded signals."""
+        self.over = True
+        ours = self.handle
+        for number, handler in self.handlers.items():
+            if _signal.getsignal(number) is ours:
+                _signal.signal(number, handler)
+        # breaks a reference cycle, which would be left to the garbage collector at each section
+        del self.handle
+        self._tell()
+
+    def _tell(self) -> None:
+        """Run the program's handlers for the recorded signals; all of them, even if one raises."""
+        if self.noted:
+            number, _ = self.noted.popitem()
+            try:
+                self.handlers[number](number, sys._getframe())
+            finally:
+                self._tell()
+
+
+_section: _Section | None = None
+"""The main thread, the only one that runs handlers."""
 _main = threading.main_thread().ident
 _ident = threading.get_ident
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    if _held:
-        _noted[number] = None
-    else:  # our handler is not installed in part only, or could not be removed
-        _handlers[number](number, frame)
-
-
-def _tell() -> None:
-    """Run the program's handlers for the recorded signals; all of them, even if one raises."""
-    if _noted:
-        number, _ = _noted.popitem()
-        try:
-            _handlers[number](number, sys._getframe())
-        finally:
-            _tell()
 
 
 class SignalsDeferred:
@@ -82,29 +108,25 @@ class SignalsDeferred:
     __slots__ = ("_outermost",)
 
     def __enter__(self) -> None:
-        global _held
-        self._outermost = not _held and _ident() == _main
-        if self._outermost:
-            for number in _NUMBERS:
-                handler = _signal.getsignal(number)
-                if callable(handler) and handler is not _note:
-                    _handlers[number] = handler
-                    _signal.signal(number, _note)
-            _held = True
+        global _section
+        self._outermost = False
+        if _section is not None or _ident() != _main:
+            return
+        section = _Section()
+        try:
+            section.install()
+        except BaseException:
+            section.end()
+            raise
+        _section = section  # signals are only noted by now
+        self._outermost = True
 
     def __exit__(self, *_: object) -> None:
-        global _held
-        if self._outermost:
-            _held = False
-            for number, handler in _handlers.items():
-                if _signal.getsignal(number) is _note:
-                    _signal.signal(number, handler)
-            try:
-                _tell()
-            finally:  # a handler may keep a server alive
-                for number in tuple(_handlers):
-                    if _signal.getsignal(number) is not _note:
-                        del _handlers[number]
+        global _section
+        section = _section
+        if self._outermost and section is not None:
+            _section = None
+            section.end()
 
 
 @contextlib.contextmanager
@@ -122,7 +144,7 @@ def signals_blocked() -> Iterator[set[int]]:
 
 def drop_signals(blocked: Collection[int]) -> None:
     """Do nothing at signals from now on, in a process that serves another one, and let the blocked
-    ones in. See NOTE [signals of a job].
+    ones in: the parent ends it, also where a signal went to all processes of a job.
     """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
@@ -147,9 +169,10 @@ def _handle_by_default() -> None:
 
 def _forget_signals() -> None:
     """Reset the state: the thread that deferred signals does not exist in the child."""
-    global _held, _main
-    _held, _main = False, threading.main_thread().ident
-    _noted.clear()
+    global _section, _main
+    section, _section, _main = _section, None, threading.main_thread().ident
+    if section is not None:
+        section.over = True
 
 
 os.register_at_fork(after_in_child=_forget_signals)

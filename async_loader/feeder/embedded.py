@@ -3,8 +3,7 @@
 # NOTE [ending with the parent]
 The child waits on a pidfd of its parent: another child could hold the other end of a pipe, and the
 parent's pid may be reused by the time it is read. Signals to the whole job are meant for the
-parent, which closes everything in order, by an end flag: see NOTE [signals of a job] in
-`async_loader.process_hooks`.
+parent, which closes everything in order, by an end flag: see `process_hooks.drop_signals`.
 """
 
 from __future__ import annotations

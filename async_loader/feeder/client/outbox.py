@@ -180,7 +180,9 @@ class Outbox:
         self.counts.messages_acked += count
         return True
 
-    def reopened(self, applied: int, resumed: bool, cut: Callable[[], Entry]) -> int:
+    def reopened(
+        self, applied: int, resumed: bool, cut: Callable[[], Entry], another: bool = False
+    ) -> int:
         """Reopen at ``applied``; return how many acknowledged rows the server does not have.
 
         Parameters
@@ -189,15 +191,17 @@ class Outbox:
             The server knows the producer. If not, it has none of its rows.
         cut : callable
             Makes what is sent first if acknowledged rows are missing.
+        another : bool
+            The server is another one than before.
         """
         self.cursor = self._sent_bytes = self._sent_rows = 0  # all that is kept is sent again
         missing, history = self.base - applied, self._history
+        if another or not resumed:
+            for entry in self.entries:
+                entry.elsewhere = entry.elsewhere or entry.sent > 0
         if resumed and missing <= 0:
             self.acked(applied)
             return 0
-        if not resumed:
-            for entry in self.entries:
-                entry.elsewhere = entry.elsewhere or entry.sent > 0
         if not resumed or missing > len(history):  # more than is remembered: at most all
             lost = self.counts.rows_acked - self.counts.rows_lost
             history.clear()

@@ -250,7 +250,10 @@ class WriterChannel(WriterRows):
             return
         packer, box = self.packer, self.outbox
         lost = box.reopened(
-            body.applied, body.resumed, lambda: packer.cut(range(self.streams.most))
+            body.applied,
+            body.resumed,
+            lambda: packer.cut(range(self.streams.most)),
+            self._server != self.port.servers,
         )
         if lost:
             self.unsaid += lost

@@ -122,8 +122,7 @@ class Acceptor:
     Notes
     -----
     Where no descriptor is left, a connection that can be spared is ended; if all are needed, the
-    new one is turned away, see NOTE [out of descriptors] in reserve_descriptor.py; if not even that
-    works, no connection is accepted for `REST_S`.
+    new one is turned away; if not even that works, no connection is accepted for `REST_S`.
     """
 
     def __init__(self, make_room: Callable[[], bool]) -> None:

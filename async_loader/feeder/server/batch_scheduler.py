@@ -277,8 +277,10 @@ class BatchScheduler:
         return len(batches)
 
     def forget_rows(self) -> None:
-        """Drop returned rows: the table was cleared or loaded."""
+        """Drop returned rows, and those with learners: the table was cleared or loaded."""
         self._returned = RequeuedRows()
+        for one in self._readers:
+            one.leases.clear()
 
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """As `_next`.

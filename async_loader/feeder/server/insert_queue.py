@@ -186,7 +186,8 @@ class InsertQueue:
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
         self._made_by: PolicyVersions | None = None
-        self._producers: dict[bytes, Producer] = {}  # in the order in which writers left them
+        self._producers: dict[bytes, Producer] = {}
+        self._left: dict[bytes, None] = {}  # in the order in which their writers left
         self._open: dict[Producer, None] = {}
         self._blocked: deque[Producer] = deque()
         self.moved: dict[Producer, None] = {}
@@ -243,7 +244,8 @@ class InsertQueue:
         if slots is not None:
             slots.close()
         self._release(writer)
-        self._producers[writer.key] = self._producers.pop(writer.key)
+        self._left.pop(writer.key, None)
+        self._left[writer.key] = None
         self._forget_some()
 
     def window_of(self, writer: Producer) -> int:
@@ -283,9 +285,10 @@ class InsertQueue:
         """Forget the oldest producers that do not write."""
         if len(self._producers) <= GONE:
             return
-        idle = [one for one in self._producers.values() if not one.session and not one.queue]
+        left = [self._producers[key] for key in self._left]
+        idle = [one for one in left if not one.session and not one.queue]
         for one in idle[: max(0, len(idle) - GONE)]:
-            del self._producers[one.key]
+            del self._producers[one.key], self._left[one.key]
             self.moved.pop(one, None)
             one.release_streams(end=True)
 
@@ -393,6 +396,7 @@ class InsertQueue:
         for key, applied, done in positions:
             one = Producer(bytes.fromhex(key), self, applied, applied, done)
             self._producers[one.key] = one
+            self._left[one.key] = None
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""

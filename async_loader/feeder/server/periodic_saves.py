@@ -109,8 +109,8 @@ _log = logging.getLogger("async_loader.feeder")
 NEWEST, ROWS, PRODUCERS = "newest", "rows", "producers.json"
 LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
-_FORMAT = struct.Struct("=8sQQ")
-_MAGIC = b"al-rows2"
+_FORMAT = struct.Struct("=8sQQ?")
+_MAGIC = b"al-rows3"
 
 
 def positions_in(folder: Path) -> list[Position]:
@@ -140,6 +140,8 @@ class RowCount:
     ----------
     before, lost : int
         What the last process wrote; rows that were lost in sum, over all processes.
+    in_order : bool
+        Whether the last process ended with all in its last save.
 
     Raises
     ------
@@ -150,12 +152,12 @@ class RowCount:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._written, self.before, self.lost = -1, 0, 0
+        self._written, self.before, self.lost, self.in_order = -1, 0, 0, False
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.pread(self._fd, _FORMAT.size + 1, 0)
             if found.strip(b"\0"):
-                magic, self.before, self.lost = _FORMAT.unpack(found)
+                magic, self.before, self.lost, self.in_order = _FORMAT.unpack(found)
                 if magic != _MAGIC:
                     raise struct.error
         except struct.error:
@@ -172,8 +174,15 @@ class RowCount:
     def note(self, rows: int) -> None:
         """Write the count, if it has changed. Cheap."""
         if rows != self._written:
-            os.pwrite(self._fd, _FORMAT.pack(_MAGIC, rows, self.lost), 0)
-            self._written = rows
+            self._write(rows)
+
+    def end(self) -> None:
+        """Note that this process ends in order."""
+        self._write(self._written, True)
+
+    def _write(self, rows: int, in_order: bool = False) -> None:
+        os.pwrite(self._fd, _FORMAT.pack(_MAGIC, rows, self.lost, in_order), 0)
+        self._written = rows
 
     def close(self) -> None:
         """Release the file. May be called again."""
@@ -269,6 +278,8 @@ class TableSaves:
         """Let the loop's entry of the table go on where the save ends."""
         self.entry = entry
         entry.insert_queue.restore(self._positions)
+        if self._restored_rows and not self._count.in_order:
+            entry.table.note_restored()
 
     def note(self) -> None:
         """Write the count of rows. In the loop, before they are acknowledged."""
@@ -323,6 +334,11 @@ class TableSaves:
     def close(self) -> None:
         """Release the count. May be called again."""
         self._count.close()
+
+    def end(self) -> None:
+        """Note an end in order, if all is saved."""
+        if not self.changed():
+            self._count.end()
 
 
 class PeriodicSaves:
@@ -412,6 +428,8 @@ class PeriodicSaves:
         """
         self._jobs.close(timeout_s)
         self._jobs.finish()
+        for one in self._due:
+            one.end()
         late = "its last save was not over in time"
         return "; ".join(
             f"table {one.name!r} was not saved: {one.failed or late}"

@@ -14,7 +14,6 @@ from importlib import resources
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from async_loader.errors import AsyncLoaderError
 from async_loader.lifecycle import every
 from async_loader.observe.dashboard.frame import frame_of, paired
 from async_loader.observe.http_server import Viewer, ViewerServer
@@ -165,13 +164,13 @@ class History:
         """Ask for a status, and add its frame."""
         try:
             status = self._status()
-        except (AsyncLoaderError, RuntimeError) as error:  # also a status changed while it is read
-            frame: dict[str, Any] = {"error": str(error)}
-        else:
             frame = frame_of(*paired(status, self._before))
-            self._before = status
-            self._points.append(_point(frame))
-        self._newest = json.dumps(frame, allow_nan=False, separators=(",", ":")).encode()
+            newest = json.dumps(frame, allow_nan=False, separators=(",", ":"))
+        except Exception as error:  # the page says so, and asks again
+            self._newest = json.dumps({"error": str(error) or type(error).__name__}).encode()
+            return
+        self._before, self._newest = status, newest.encode()
+        self._points.append(_point(frame))
 
     def newest(self) -> bytes:
         """Return the newest frame as JSON; empty before the first."""

@@ -135,7 +135,7 @@ class WorkerHandle:
                 target=worker_main.main, args=arguments, name=name, daemon=True
             )
             self.process.start()
-            # SIGTERM does not end it: see NOTE [signals of a job]
+            # SIGTERM does not end it: see `drop_signals`
             popen = self.process._popen
             popen.terminate = types.MethodType(type(popen).kill, weakref.proxy(popen))
             self.pid = self.process.pid

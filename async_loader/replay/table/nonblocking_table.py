@@ -267,6 +267,13 @@ class NonblockingTable:
             least = int(ids.max()) - most
             self._seen = {one for one in self._seen if one > least}
 
+    def note_restored(self) -> None:
+        """The process that saved these rows was killed: a learner may have had any of them."""
+        with self._table_state.lock:
+            if self.leased and self._table_state.ready:
+                table = self._table_state.table
+                self._note_seen(table.ids[table.items.alive != 0])
+
     def take_seen(self, ids: Ids) -> Bools:
         """Return which of these rows, drawn for the last time, a learner may have had before."""
         if not self._seen:

@@ -100,7 +100,9 @@ class Append:
 
     def __call__(self, data: Sequence[Any]) -> list[Any]:
         return [
-            tensors.as_tensor(np.expand_dims(one, self._batch_axis) if self._expand else one)
+            tensors.as_tensor(
+                np.array(np.expand_dims(one, self._batch_axis) if self._expand else one)
+            )
             for one in map(tensors.to_array, data)
         ]
 
