@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from async_loader import Field, Hindsight
-from async_loader.table import Table
+from tests.sequence_rig import InTable
 
 GOAL = ((2,), "float64")
 PLAIN = {"observation": ((), "float64"), "achieved_goal": GOAL, "desired_goal": GOAL}
@@ -52,33 +51,10 @@ class Episode:
         self.ended = False
 
 
-class Episodes:
-    """What a table holds, as lists; and the same in the table.
-
-    Parameters
-    ----------
-    table : Table
-    linked : bool
-        Whether its schema is LINKED.
-    add, end_episode : callable
-        Those of the table, or of the one writer to it.
-    flush : callable
-        Returns when what was added is in the table.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        linked: bool,
-        add: Callable[..., int | None],
-        end_episode: Callable[..., None],
-        flush: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.table, self.linked = table, linked
-        self._add, self._end_episode, self.flush = add, end_episode, flush
-        self.open: dict[int, Episode] = {}
+class Episodes(InTable):
+    def __init__(self, *given: Any, **how: Any) -> None:
+        super().__init__(*given, **how)
         self.all: list[Episode] = []
-        self.deleted: set[int] = set()
         self.cursor = 0
         self.values = iter(range(10_000))
 

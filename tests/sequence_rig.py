@@ -48,7 +48,7 @@ class Place(NamedTuple):
 Sequence = list[Place]
 
 
-class Episodes:
+class InTable:
     """What a table holds, as lists; and the same in the table.
 
     Parameters
@@ -72,9 +72,14 @@ class Episodes:
     ) -> None:
         self.table, self.linked = table, linked
         self._add, self._end_episode, self.flush = add, end_episode, flush
-        self.open: dict[int, Episode] = {}
-        self.streams: dict[int, list[Episode]] = {}
+        self.open: dict[int, Any] = {}
         self.deleted: set[int] = set()
+
+
+class Episodes(InTable):
+    def __init__(self, *given: Any, **how: Any) -> None:
+        super().__init__(*given, **how)
+        self.streams: dict[int, list[Episode]] = {}
         self.stale: set[int] = set()
         self.cursor = 0
 

@@ -103,7 +103,7 @@ class _Tracer:
         return self._local
 
     def _pass(self, frame: FrameType) -> None:
-        if process_hooks._held or frame.f_code.co_filename == process_hooks.__file__:
+        if process_hooks._section is not None or frame.f_code.co_filename == process_hooks.__file__:
             return
         self.seen += 1
         if self.seen == self._left:

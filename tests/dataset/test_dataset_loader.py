@@ -14,7 +14,7 @@ from fake_device import FakeBackend
 from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader import DataLoader
-from async_loader.errors import ConfigError, Timeout
+from async_loader.errors import Closed, ConfigError, JobFailed, Timeout
 
 KINDS = [(0, "process"), (2, "thread"), (2, "process")]
 
@@ -288,3 +288,27 @@ def test_a_function_is_called_with_each_batch_ahead_in_a_thread_of_its_own(worke
 def test_what_cannot_work_is_refused(options, text):
     with pytest.raises(ConfigError, match=text):
         DataLoader(**{"dataset": Squares(), **options})
+
+
+@pytest.mark.parametrize("kind", [Closed, Timeout])
+@pytest.mark.parametrize(("workers", "device"), [(0, None), (2, None), (0, "fake")])
+def test_an_error_of_the_users_code_comes_in_its_turn_whatever_its_name(kind, workers, device):
+    class Refuses(Squares):
+        def __getitem__(self, i):
+            if i == 3:
+                raise kind("of the dataset's own table")
+            return i
+
+    def batches():
+        yield from ([i] for i in range(3))
+        raise kind("of the sampler's own table")
+
+    given = {} if device is None else {"device": FakeBackend()}
+    for made in ({"batch_size": 1}, {"batch_sampler": batches(), "bulk": False}):
+        how = {"num_workers": workers, "worker_type": "thread"} if workers else {}
+        with DataLoader(Refuses(6), timeout_s=30, **made, **how, **given) as loader:
+            found = iter(loader)
+            for _ in range(3):
+                next(found)
+            with pytest.raises((JobFailed, Timeout), match="own table"):
+                next(found)

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 
 import pytest
 from fault_rig import Script
+
+from async_loader import process_hooks
 
 INTERRUPTED = (-signal.SIGINT, 130)
 
@@ -110,3 +113,36 @@ def test_ctrl_c_that_is_caught_while_next_waits_loses_no_batch(tmp_path):
             script.read("caught")
         assert script.read("got") == ["0", "4", "8", "12"]
         assert script.end() == (0, "")
+
+
+def test_a_section_keeps_the_programs_handler_whatever_that_calls(monkeypatch):
+    class Handler:
+        calls = 0
+
+        def __call__(self, number, frame):
+            self.calls += 1
+            with process_hooks.SignalsDeferred():
+                pass
+
+    class Early:  # a signal comes while the handlers of a section are installed
+        def __getattr__(self, name):
+            return getattr(real, name)
+
+        def signal(self, number, handler):
+            if number == signal.SIGUSR1 and not mine.calls:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            return real.signal(number, handler)
+
+    mine, real = Handler(), process_hooks._signal
+    before = signal.signal(signal.SIGUSR1, mine)
+    try:
+        monkeypatch.setattr(process_hooks, "_signal", Early())
+        with process_hooks.SignalsDeferred():
+            pass
+        assert signal.getsignal(signal.SIGUSR1) is mine
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert mine.calls == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    gone, mine = weakref.ref(mine), None
+    assert gone() is None

@@ -9,14 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from async_loader import ReplayBuffer
-from async_loader.feeder.server import Server
-from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.kernel_build import warm
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.shards import Shard
 from async_loader.schema import Schema
+from tests.feeder.client.thread_rig import Feeder
 
 SCHEMA = Schema.of({"x": np.int64, "shard": np.int64})
 PATIENCE_S = 60.0
@@ -24,33 +22,16 @@ PATIENCE_S = 60.0
 warm()
 
 
-class ThreadShard:
+class ThreadShard(Feeder):
     """One feeder in a thread, on ipc."""
 
     def __init__(self, folder, table, **settings):
         folder.mkdir(parents=True, exist_ok=True)
-        self.table, self.address = table, f"ipc://{folder}/f"
-        endpoints = {
-            plane: self.address + ("" if plane is Plane.CONTROL else f".{plane.value}")
-            for plane in Plane
-        }
-        settings = ServiceSettings(drain_s=0.0, **settings)
-        memory = f"{folder}/f.memory"
-        self.server = Server({"t": table}, endpoints, memory=memory, settings=settings)
-        self._thread = threading.Thread(target=self.server.run)
-        self._thread.start()
-
-    def die(self):
-        """End as one that is killed: clients are not told."""
-        self.server._send_ends = lambda reason: None
-        self.close()
+        self.table = table
+        super().__init__(folder, {"t": table}, **settings)
 
     def close(self):
-        if self._thread.is_alive():
-            self.server.stop()
-            self.server.stop()
-            self._thread.join()
-        self.server.__dict__.clear()
+        super().close()
         self.table.close()
 
 

@@ -66,3 +66,13 @@ def test_descriptors_travel_beside_the_payload(ends, nbytes):
     again = [Segment.attach(fd, 4096) for fd in record.fds]
     assert [s.bytes()[0] for s in again] == [0, 1, 2]
     assert all(not os.get_inheritable(s.fileno()) for s in again)
+
+
+@pytest.mark.parametrize("payload", [b"", b"beside", bytes(100_000)], ids=len)
+def test_a_message_larger_than_a_record_arrives_whole(ends, payload):
+    one, two = ends
+    message = ("layout", tuple(range(100_000)))
+    thread = send_in_thread(one, message, payload)
+    record = two.receive()
+    thread.join()
+    assert (record.message, bytes(record.payload)) == (message, payload)

@@ -257,3 +257,31 @@ def test_two_learners_that_come_and_go_use_each_row_once(tmp_path):
         lasting.close()
         found += rest(client, 200 - len(found), 1)
     assert sorted(found) == [(x, False) for x in range(200)]
+
+
+def test_rows_that_were_cleared_do_not_come_again():
+    with connect("embedded", tables={"q": {"queue": 64}}, timeout_s=PATIENCE_S) as client:
+        table = client.table("q")
+        with table.writer() as writer:
+            for i in range(32):
+                writer.append(x=i)
+            writer.flush()
+            with AsyncDataLoader(table.source(), 8) as loader:
+                next(loader)
+                table.clear()
+            for i in range(100, 108):
+                writer.append(x=i)
+            writer.flush()
+            with AsyncDataLoader(table.source(), 8, timeout_s=PATIENCE_S) as loader:
+                assert next(loader)["x"].tolist() == list(range(100, 108))
+
+
+def test_a_loader_closes_the_source_that_it_made():
+    with connect("embedded", tables={"t": 100}, timeout_s=PATIENCE_S) as client:
+        table = client.table("t")
+        table.writer().append(x=1)
+        with AsyncDataLoader(table, 4) as made, AsyncDataLoader(table.source(), 4) as other:
+            next(made), next(other)
+        deadline = time.monotonic() + PATIENCE_S
+        while client.status()["tables"]["t"]["readers"] != 1:
+            assert time.monotonic() < deadline

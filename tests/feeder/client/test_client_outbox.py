@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -162,3 +163,15 @@ class Delivery(RuleBasedStateMachine):
 
 TestDelivery = Delivery.TestCase
 TestDelivery.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+@pytest.mark.parametrize(("resumed", "another"), [(True, False), (True, True), (False, True)])
+def test_what_another_server_may_have_delivered_is_marked(resumed, another):
+    box = Outbox(1 << 20, lambda entry: None)
+    box.window_bytes, box.window_rows = 1 << 20, 100
+    for i in range(3):
+        box.put(Entry([i], 1, 1))
+    for _ in "ab":
+        box.sent()
+    box.reopened(0, resumed, END, another)
+    assert [one.elsewhere for one in box.entries] == [another, another, False]

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import tempfile
+import threading
 
 import numpy as np
 import zmq
@@ -321,3 +322,15 @@ class Rig:
         for peer in self._peers:
             peer.close()
         self._folder.cleanup()
+
+
+def in_thread(server: Server):
+    """What a fixture yields: the server, which runs meanwhile."""
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    yield server
+    server.stop()
+    server.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left

@@ -9,13 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import psutil
 import pytest
 import zmq
-from server_rig import SCHEMA, Peer
+from server_rig import SCHEMA, Peer, in_thread
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.server import Server
@@ -69,14 +68,7 @@ def served():
         dict.fromkeys(Plane, "tcp://127.0.0.1:0"),
         settings=ServiceSettings(drain_s=1.0),
     )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server
-    server.stop()
-    server.stop()
-    thread.join(60)
-    assert not thread.is_alive()
-    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left
+    yield from in_thread(server)
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import ReplayBuffer
+from async_loader import AsyncDataLoader, ReplayBuffer
 from async_loader.errors import Broken, CorruptCheckpoint
 from async_loader.feeder import connect
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.periodic_saves import positions_in
+from async_loader.feeder.server.periodic_saves import ROWS, RowCount, positions_in
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
@@ -249,3 +249,21 @@ def test_positions_are_those_of_the_moment_of_the_save(tmp_path):
     inserted = table.stats().inserted
     table.close()
     assert (min(applied, 700), done) == (inserted, 0)  # the last message ends the episode
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_rows_of_a_queue_are_marked_after_a_kill_and_not_after_an_end_in_order(tmp_path, killed):
+    path, address = tmp_path / "f.yaml", f"ipc://{tmp_path}/f"
+    table = "{queue: 64, schema: {x: {dtype: int64}}}"
+    path.write_text(
+        f"bind: {address}\ntables: {{t: {table}}}\ncheckpoint: {{path: saves, every_s: 3600}}\n"
+    )
+    with serving(path), connect(address, timeout_s=PATIENCE_S) as client:
+        write(client, range(8))
+    if killed:  # what such a process leaves
+        count = RowCount(tmp_path / "saves" / "t" / ROWS)
+        count.note(count.before)
+        count.close()
+    with serving(path), connect(address, timeout_s=PATIENCE_S) as client:
+        with AsyncDataLoader(client.table("t").source(), 8, timeout_s=PATIENCE_S) as loader:
+            assert next(loader)["redelivered"].tolist() == [killed] * 8

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 
 import pytest
-from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, rows_of
+from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, in_thread, rows_of
 
 from async_loader import ReplayBuffer
 from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
@@ -64,14 +63,7 @@ def locked(folder):
         authenticator=authenticator,
         settings=ServiceSettings(drain_s=1.0),
     )
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    yield server
-    server.stop()
-    server.stop()
-    thread.join(60)
-    assert not thread.is_alive()
-    server.__dict__.clear()  # pytest keeps the server until after it was looked at what is left
+    yield from in_thread(server)
 
 
 @pytest.fixture
