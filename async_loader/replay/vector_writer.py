@@ -163,7 +163,13 @@ class VectorWriter:
             after = next_obs
         else:
             self._check_mode(over | cut, known)
-            after = self._after(next_obs, over, cut, known, fields)
+            try:
+                after = self._after(next_obs, over, cut, known, fields)
+            except (IndexError, TypeError, tree.Misfit):
+                raise SchemaError(
+                    "next_obs, and the last observations in info['final_obs'], are no arrays "
+                    f"[{self._count}, ...] that are nested alike: give what envs.step returned"
+                ) from None
         if schema is None:
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
@@ -178,10 +184,16 @@ class VectorWriter:
             if not keep.any():  # a call that only resets
                 self._resetting = then
                 return np.empty(0, np.int64)
-            if about.linked and ends[keep].any():
-                final = _pick(after, keep)
-            fields, over, cut = _pick(fields, keep), over[keep], cut[keep]
-            given = None if given is None else given[keep]
+            try:
+                if about.linked and ends[keep].any():
+                    final = _pick(after, keep)
+                fields, over, cut = _pick(fields, keep), over[keep], cut[keep]
+                given = None if given is None else given[keep]
+            except IndexError:
+                raise SchemaError(
+                    f"there are {self._count} environments, and a field or the priority has not "
+                    f"one value for each: each is [{self._count}, ...]"
+                ) from None
             streams = [name for name, kept in zip(self.streams, keep, strict=True) if kept]
         ids: Ids | None = self._writer._extend_together(
             fields,
