@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from async_loader.errors import Broken, ConfigError
@@ -47,6 +49,11 @@ class Uniform(Binding):
 
     def reset(self) -> None:
         self._listed: Rows | None = None  # rows that hold an item, or did; each once
+
+    def state(self) -> dict[str, Any]:
+        """See `Sampler.state`. A loaded table lists its rows anew; so does this one then."""
+        self._listed = None
+        return super().state()
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         if self._listed is None:
