@@ -192,7 +192,7 @@ class AsyncDataLoader(Generic[B]):
         own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         backend = _backend(device)
         buffers = _buffers(into, backend, batch_format)
-        self._given, self._source = data_source, as_source(data_source, seed)
+        self._source, self._made_it = as_source(data_source, seed), is_table(data_source)
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
@@ -329,9 +329,9 @@ class AsyncDataLoader(Generic[B]):
     def _end(self, timeout_s: float, used: bool) -> None:
         self._dropped.detach()
         self._engine.core.close(timeout_s, used=used)
-        if self._source is not self._given:  # a feeder keeps memory for it
+        if self._made_it:  # a feeder keeps memory for it
             source: Any = self._source
-            getattr(source, "drop", getattr(source, "close", int))()
+            getattr(source, "drop", source.close)()  # without a wait, where it can
 
     def __enter__(self) -> AsyncDataLoader[B]:
         return self

@@ -246,7 +246,7 @@ class FilledSlot:
     def copy(self) -> None:
         """Copy a small batch, which frees its slot. Under the reader's lock."""
         if self.slots.copies:
-            self.root = self.root[: self.slots.layout.nbytes].copy()
+            self.root = self.slots._copier.copy(self.root)
 
     def arrays(self) -> Arrays:
         """Return the arrays."""
