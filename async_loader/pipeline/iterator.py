@@ -36,7 +36,9 @@ broken source.
 
 
 class BatchIterator(Iterator[Any]):
-    """One consumer at a time. A batch that a call had taken when a signal ended it is lost.
+    """One consumer at a time.
+
+    A call that a signal ends loses the batch that it had taken, and the task that it was sending.
 
     Parameters
     ----------
