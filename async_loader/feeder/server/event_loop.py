@@ -216,16 +216,17 @@ class Server:
                 self._end_table(table)
             elif not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
                 self._more |= self._pull_handler.flow(table)
-            if table.totals.due:
-                table.totals.of(table.counts())
         self._saves.note()
         self._insert_handler.tell()
         self._pull_handler.complain()
-        control.waits.send(self._clock())
+        now = self._clock()
+        control.waits.send(now)
         # After a pause of this process, all waiting messages come first.
-        if heard_all and (self._sockets.parted or self._clock() >= self._look_at):
-            self._sockets.parted, self._look_at = False, self._clock() + _LOOK_S
+        if heard_all and (self._sockets.parted or now >= self._look_at):
+            self._sockets.parted, self._look_at = False, now + _LOOK_S
             control.end_sessions()
+            for one in (*self._server_state.tables.values(), *self._server_state.sessions):
+                one.rates.note(now)
 
     def _end_table(self, table: TableEntry) -> None:
         """The table was closed by its owner: fail all pending requests for it."""

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.counters import BlockedTime
-from async_loader.feeder.server.policy_lag import PolicyVersions, Publications, ReceivedLags
+from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.wire import (
     FINAL,
     STREAMS,
@@ -157,8 +157,6 @@ class InsertQueue:
     table : NonblockingTable
     window_bytes, window_rows : int
         What a producer may have waiting; one insert may be larger.
-    published : Publications, optional
-        Which the steps' versions are compared with.
 
     Attributes
     ----------
@@ -170,8 +168,6 @@ class InsertQueue:
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     blocked_time : BlockedTime
         When inserts waited for the table. `PullHandler` notes it.
-    lags : ReceivedLags
-        Of the received steps.
     """
 
     def __init__(
@@ -180,7 +176,6 @@ class InsertQueue:
         table: NonblockingTable,
         window_bytes: int,
         window_rows: int,
-        published: Publications | None = None,
     ) -> None:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
@@ -195,7 +190,6 @@ class InsertQueue:
         self._taken = 0  # rows of all kinds
         self.rests = False
         self.blocked_time = BlockedTime()
-        self.lags = ReceivedLags(published or Publications())
 
     @property
     def layout(self) -> RowLayout:
@@ -357,8 +351,7 @@ class InsertQueue:
         if self._made_by is None:
             assert self.table.schema is not None
             self._made_by = PolicyVersions(self.table.schema)
-        for policy, version in self._made_by.note(rows.columns, producer.versions):
-            self.lags.add(policy, version, count)
+        self._made_by.note(rows.columns, producer.versions)
         return Incoming(streams, flags, priorities, rows.columns, seen), count
 
     def _advance_one(self, producer: Producer) -> bool:

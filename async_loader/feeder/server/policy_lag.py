@@ -6,7 +6,6 @@ A step names its weights by an integer field: ``policy_version`` for weights tha
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,8 +17,6 @@ from async_loader.schema import Schema
 
 SUFFIX = "_version"
 _REMEMBERED = 4096
-LAG_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""Upper bounds of the histogram's buckets, in versions."""
 
 
 class Publications:
@@ -36,11 +33,6 @@ class Publications:
         at[version] = now
         if len(at) > _REMEMBERED:
             at.popitem(last=False)
-
-    def newest(self, name: str) -> int | None:
-        """Return the newest version; ``None`` if nothing was published."""
-        at = self._at.get(name)
-        return next(reversed(at)) if at else None
 
     def ages(self, now: float) -> dict[str, float]:
         """Return the seconds since the newest version of each name."""
@@ -78,54 +70,10 @@ class PolicyVersions:
         """Return the oldest version of each weights in these steps, which have no other rows."""
         return {name: int(np.min(columns[i])) for i, name in self._fields}
 
-    def note(
-        self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]
-    ) -> list[tuple[str, int]]:
-        """Update ``newest`` with the versions in these steps; return the newest of these steps.
-
-        Final observations have 0.
-        """
-        found = []
+    def note(self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]) -> None:
+        """Update ``newest`` with the versions in these steps. Final observations have 0."""
         for i, name in self._fields:
-            version = int(np.max(columns[i]))
-            newest[name] = max(newest.get(name, 0), version)
-            found.append((name, version))
-        return found
-
-
-class ReceivedLags:
-    """How far received steps were behind the published weights when they came, as a histogram.
-
-    Parameters
-    ----------
-    published : Publications
-
-    Notes
-    -----
-    All steps of a message are counted with its newest version: one look at a message, not at rows.
-    """
-
-    def __init__(self, published: Publications) -> None:
-        self._published = published
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, int] = {}
-
-    def add(self, name: str, version: int, steps: int) -> None:
-        """Count steps with this version. Steps count from the first publication on."""
-        newest = self._published.newest(name)
-        if newest is None or not steps:
-            return
-        lag = max(0, newest - version)
-        counts = self._counts.setdefault(name, [0] * (len(LAG_BOUNDS) + 1))
-        counts[bisect_left(LAG_BOUNDS, lag)] += steps
-        self._sums[name] = self._sums.get(name, 0) + lag * steps
-
-    def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return, by name of weights, steps within each of `LAG_BOUNDS` and above, and the sum."""
-        return {
-            name: {"counts": list(counts), "sum": self._sums[name]}
-            for name, counts in self._counts.items()
-        }
+            newest[name] = max(newest.get(name, 0), int(np.max(columns[i])))
 
 
 def lags(

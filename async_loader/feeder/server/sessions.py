@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Literal
 
 from async_loader.errors import Malformed
+from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
@@ -57,6 +58,8 @@ class Session:
         Open ones, by number. `close_writer` and `close_reader` take them out.
     said_end : bool
         Whether its client has said that it leaves.
+    rates : Rates
+        Of ``rows_in`` and ``batches_out``.
     """
 
     number: int = field(repr=False)
@@ -71,6 +74,10 @@ class Session:
     said_end: bool = False
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
+    rates: Rates = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rates = Rates(lambda now: (self.rows_in, self.batches_out), self.since)
 
     @property
     def connected(self) -> bool:

@@ -11,6 +11,7 @@ from async_loader.feeder.server.sessions import Session, SessionEnd
 from async_loader.feeder.server.state import ServerState, TableEntry
 
 _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
+_SILENT_S = 3.0  # a client that is heard sends something each second or two
 _SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
 
@@ -54,8 +55,9 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         for one in session.writers.values()
         if one.insert_queue is insert_queue
     ]
-    totals, now = table.totals.of(table.counts()), server_state.clock()
-    rates, means = table.totals.rates(totals), table.totals.means(totals)
+    now = server_state.clock()
+    rows_in, rows_out, *waited = table.rates.of(now)
+    writers_wait, readers_wait = (min(1.0, share) for share in waited)
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = [one for one, _ in table.waiting()]
     if table.rests:
@@ -64,16 +66,10 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         waits.insert(0, f"{unopened} readers to be opened: the first writer brings its schema")
     return {
         **{name: getattr(stats, name) for name in _OF_STATS},
-        "inserted_total": totals[0],
-        "sampled_total": totals[1],
-        "deleted_total": totals[2],
-        "inserts_per_s": rates[0],
-        "samples_per_s": rates[1],
-        "inserts_per_s_mean": means[0],
-        "samples_per_s_mean": means[1],
+        "inserts_per_s": rows_in,
+        "samples_per_s": rows_out,
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": waits[:_WAITING],
-        "policy_lags": insert_queue.lags.snapshot(),
         "policies": lags(
             [one.versions for one in writers], server_state.published, scheduler.given
         ),
@@ -87,9 +83,11 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "queued_bytes": queued_bytes,
         "queue_age_s": 0.0 if queued_since is None else now - queued_since,
         "writers_blocked_s": insert_queue.blocked_time.seconds(now),
+        "writers_wait": writers_wait,
         "batches_out": scheduler.batches,
         "rows_out": scheduler.rows,
         "readers_blocked_s": scheduler.blocked.seconds(now),
+        "readers_wait": readers_wait,
         "redelivered": scheduler.redelivered,
         "stale": {} if table.rests else table.table.stale_by_reason,
     }
@@ -99,12 +97,18 @@ def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
     now = server_state.clock()
     made = [one.versions for one in session.writers.values()]
     behind = lags(made, server_state.published).values()
+    state = session.end.value if session.ended else "connected"
+    if session.connected and now - session.heard >= _SILENT_S:
+        state = "silent"
+    rows_per_s, batches_per_s = session.rates.of(now)
     return {
         "id": session.id,
         "pid": session.hello.pid,
         "host": session.hello.host[:64],
         "user": session.user,
+        "name": session.hello.user_agent.partition("async_loader/")[0].strip()[:64],
         "user_agent": session.hello.user_agent[:64],
+        "state": state,
         "age_s": now - session.since,
         "silent_s": now - session.heard,
         "connected": session.connected,
@@ -112,6 +116,8 @@ def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
         "readers": len(session.readers),
         "rows_in": session.rows_in,
         "batches_out": session.batches_out,
+        "rows_per_s": rows_per_s,
+        "batches_per_s": batches_per_s,
         "in_flight_bytes": session.in_flight_bytes,
         "lag": max((one["lag"] for one in behind if "lag" in one), default=None),
     }
