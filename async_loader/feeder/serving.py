@@ -9,18 +9,20 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Callable
 
 from async_loader.errors import AddressInUse, ConfigError
 from async_loader.feeder.addresses import Address, check_bind
-from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
+from async_loader.feeder.curve_keys import curve_of, load_server_keys
 from async_loader.feeder.server.acceptor import listen
 from async_loader.feeder.server.event_loop import Server
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.wire import Plane
+from async_loader.feeder.zmtp import Null
 
 
-def lock_address(settings: ServerSettings) -> tuple[AddressLock, CurveAuthenticator | None]:
+def lock_address(settings: ServerSettings) -> tuple[AddressLock, Callable[[], Null]]:
     """Read the keys, then lock the address.
 
     The lock binds the sockets, and is closed after them.
@@ -31,12 +33,10 @@ def lock_address(settings: ServerSettings) -> tuple[AddressLock, CurveAuthentica
         As `load_server_keys` and `AddressLock` do.
     """
     address, security = settings.address(), settings.security
-    authenticator = None
-    if security.keys is not None:
-        authenticator = CurveAuthenticator(load_server_keys(security.keys))
-    insecure = security.allow_insecure
-    lock = AddressLock(address, encrypted=authenticator is not None, allow_insecure=insecure)
-    return lock, authenticator
+    keys, insecure = security.keys, security.allow_insecure
+    mechanism = Null if keys is None else curve_of(load_server_keys(keys))
+    lock = AddressLock(address, encrypted=keys is not None, allow_insecure=insecure)
+    return lock, mechanism
 
 
 class FeederProcess(Server):
@@ -72,7 +72,7 @@ class FeederProcess(Server):
         saves: PeriodicSaves | None = None
         try:
             saves = PeriodicSaves.of(tables, folders, settings.checkpoint.every_s, count)
-            self._lock, authenticator = lock_address(settings)
+            self._lock, mechanism = lock_address(settings)
             super().__init__(
                 tables,
                 {},
@@ -81,7 +81,7 @@ class FeederProcess(Server):
                 memory=self._lock.address.memory,
                 checkpoints=folders,
                 saves=saves,
-                authenticator=authenticator,
+                mechanism=mechanism,
             )
         except BaseException:
             for table in tables.values():

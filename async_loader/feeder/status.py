@@ -17,8 +17,6 @@ class PolicyLag(TypedDict, total=False):
         Versions of the newest steps of writers: of the writer furthest ahead, and furthest behind.
     lag : int
         Versions between ``oldest`` and the published one. Missing while none is published.
-    lag_s : float
-        Seconds between the publication of these two.
     batch_lag : int
         Of a queue: versions between the oldest row of its last batch and the published one.
     """
@@ -26,7 +24,6 @@ class PolicyLag(TypedDict, total=False):
     newest: int
     oldest: int
     lag: int
-    lag_s: float
     batch_lag: int
 
 

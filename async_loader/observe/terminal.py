@@ -137,8 +137,7 @@ def _weights(frame: Status) -> Iterator[str]:
     for table, one in frame["tables"].items():
         for name, lag in one["policies"].items():
             if "lag" in lag:
-                behind = f"{lag['lag']} behind, {_duration(lag['lag_s'])}"
-                yield f"  {table} gets steps of {name} {lag['oldest']}: {behind}"
+                yield f"  {table} gets steps of {name} {lag['oldest']}: {lag['lag']} behind"
             if "batch_lag" in lag:
                 yield f"  {table} gives batches with steps of {name} {lag['batch_lag']} behind"
     for name in waiting.keys() - frame["weights"].keys():

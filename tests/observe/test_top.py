@@ -27,7 +27,7 @@ def big_table(**changes):
         size=10_000_000, capacity=10_000_000, samples_per_insert=8.0, nbytes=9 << 30,
         writers=64, readers=4, queued_rows=12_345,
         waiting=[f"reader {i}: 5 items, and a batch needs 32" for i in range(8)],
-        policies={"policy": {"newest": 11, "oldest": 9, "lag": 3, "lag_s": 0.25}},
+        policies={"policy": {"newest": 11, "oldest": 9, "lag": 3}},
         stale={"came_old": 12},
         **changes,
     )  # fmt: skip

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
-from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.errors import Malformed
 from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.dispatch import Dispatcher, refused
+from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
@@ -72,7 +72,6 @@ class CallHandler:
             jobs,
             folders,
         )
-        self.fault = dispatcher.fault
         self.loaded: Callable[[TableEntry], None] = lambda table: None
         self._answers: dict[Type, Callable[[Session, Message, TableEntry, Any], Message | None]] = {
             Type.ABOUT: self._about,
@@ -88,10 +87,7 @@ class CallHandler:
         table = self._server_state.table(body.table)
         if table.table.closed:
             raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
-        try:
-            return self._answers[message.type](session, message, table, body)
-        except (AsyncLoaderError, OSError) as error:
-            raise refused(error) from error
+        return self._answers[message.type](session, message, table, body)
 
     # -- what a table is -------------------------------------------------------------------------
 
@@ -116,12 +112,12 @@ class CallHandler:
     # -- by id -----------------------------------------------------------------------------------
 
     def _get(self, session: Session, message: Message, table: TableEntry, body: Get) -> Message:
-        view, ids = table.scheduler.views.of(body.view), _ids(message)
+        view, ids = table.scheduler.view_of(body.view), _ids(message)
         if table.table.schema is not None:  # before they are read: one id may be named many times
             there = table.table.count_there(ids)
             self._check_size(BatchForm.of(table.table.shown(view), max(1, there)), there)
         batch = table.buffer.get(ids, view=view)
-        table.scheduler.views.use(view)
+        table.scheduler.views.add(view)
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
@@ -182,7 +178,7 @@ class CallHandler:
                 try:
                     self._begin_anew(table)
                 except Exception as error:  # it is called by the loop, which goes on
-                    result = self.fault(message.type.name, error)
+                    result = error
             self._over(session, message, result)
 
         def work() -> Done:
@@ -214,11 +210,7 @@ class CallHandler:
         if self._server_state.sessions.get(session.number) is not session:
             return
         if isinstance(result, BaseException):
-            try:
-                error = refused(result)
-            except BaseException as fault:
-                error = Malformed(f"{type(fault).__name__}: {fault}", ErrorCode.INTERNAL)
-            result = Error.of_malformed(error)
+            result = Error.of_malformed(self._dispatcher.refusal(message.type.name, result))
         self._dispatcher.answer(session, Plane.CONTROL, message.reply(result))
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.server.dispatch import Dispatcher, refused, too_late
+from async_loader.errors import Malformed
+from async_loader.feeder.server.dispatch import Dispatcher, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState
-from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
@@ -184,7 +183,7 @@ class ControlHandler:
     def end_sessions(self, place_needed: bool = False) -> None:
         """End the sessions that are over."""
         for session in self._server_state.sessions.over(place_needed):
-            self._server_state.counters.ended[session.end.value] += 1
+            self._server_state.ended[session.end] += 1
             self.leave(session)
 
     def leave(self, session: Session) -> None:
@@ -259,7 +258,7 @@ class ControlHandler:
                 self._end_reader(session, message.number)
                 return self._reader(session, message, wanted)
             if wait_s is not None and wait_s < 0 and not served.rests and not served.table.limited:
-                raise refused(served.table.nothing(wanted.batch_size))
+                raise served.table.nothing(wanted.batch_size)
             if not over:
                 return None
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
@@ -276,18 +275,8 @@ class ControlHandler:
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
         shared = wanted.transport == "shm" and self._server_state.memory is not None
-        try:
-            reader = scheduler.open(
-                session.number,
-                message.number,
-                wanted,
-                shared,
-                self._server_state.weights.newest_version,
-            )
-        except AsyncLoaderError as error:
-            if wanted.wait_s is None:
-                raise
-            raise refused(error) from error  # in the words of the call
+        newest = self._server_state.weights.newest_version
+        reader = scheduler.open(session.number, message.number, wanted, shared, newest)
         session.readers[message.number] = reader
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
@@ -318,15 +307,13 @@ class ControlHandler:
     def _publish(self, session: Session, message: Message, part: Publish) -> Message:
         state, weights = self._server_state, self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
-        if taken is WeightsReceipt.NEWEST:
+        if taken:
             self.waits.news(part.name)
-            state.published.add(part.name, part.version, state.clock())
+            state.published[part.name] = state.clock()
             for table in state.tables.values():
                 table.scheduler.published(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
-        return message.reply(
-            Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)
-        )
+        return message.reply(Published(newest=taken is not None, version=version, run=run))
 
     def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
         state, timeout_s = self._server_state, wanted.timeout_s

@@ -1,12 +1,9 @@
-"""Counts of messages, bytes and errors; rates; and times in which something could not go on."""
+"""Rates, and times in which something could not go on."""
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
-
-from async_loader.feeder.wire import ErrorCode, Plane
 
 RATE_S = 2.0
 """Time over which a rate is measured, at least."""
@@ -61,44 +58,3 @@ class BlockedTime:
     def seconds(self, now: float) -> float:
         """Return the seconds so far, with those of a block that lasts."""
         return self._seconds + (0.0 if self._since is None else now - self._since)
-
-
-class Counters:
-    """Messages and bytes by plane, and errors by reason.
-
-    Attributes
-    ----------
-    faults : int
-        Exceptions of this package.
-    ended : Counter of str
-        Sessions, by `SessionEnd`.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock, self.since, self.faults = clock, clock(), 0
-        kinds = itertools.product(("messages", "bytes"), Plane, ("in", "out"))
-        self._traffic = dict.fromkeys(kinds, 0)
-        self._refused: Counter[int] = Counter()
-        self.ended: Counter[str] = Counter()
-
-    def passed(self, plane: Plane, way: str, nbytes: int) -> None:
-        """Count a message that came ``in`` or went ``out``."""
-        self._traffic["messages", plane, way] += 1
-        self._traffic["bytes", plane, way] += nbytes
-
-    def refused(self, code: int) -> None:
-        self._refused[code] += 1
-
-    @property
-    def uptime_s(self) -> float:
-        return self._clock() - self.since
-
-    def snapshot(self) -> dict[str, int]:
-        """Return all counts by name."""
-        traffic = self._traffic.items()
-        refused = sorted(self._refused.items())
-        return {
-            **{f"{what}_{plane.value}_{way}": count for (what, plane, way), count in traffic},
-            **{f"refused_{ErrorCode(code).name.lower()}": count for code, count in refused},
-            "faults": self.faults,
-        }

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from async_loader.errors import Closed
-from async_loader.feeder.curve_keys import CurveAuthenticator
 from async_loader.feeder.server.acceptor import Bind
-from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
+from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.control_handler import ControlHandler
 from async_loader.feeder.server.dispatch import Dispatcher
@@ -64,8 +63,8 @@ class Server:
         Where clients may save tables to, and load them from.
     saves : PeriodicSaves, optional
         Of the tables; closed by the server.
-    authenticator : CurveAuthenticator, optional
-        Decides which keys may connect; by default there are no keys.
+    mechanism : callable, optional
+        Makes the ZMTP mechanism of a connection; by default one without keys.
     clock : callable
         Monotonic seconds.
 
@@ -86,7 +85,7 @@ class Server:
         memory: str | None = None,
         checkpoints: Folders | None = None,
         saves: PeriodicSaves | None = None,
-        authenticator: CurveAuthenticator | None = None,
+        mechanism: Callable[[], Null] = Null,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not is_kept():
@@ -96,7 +95,6 @@ class Server:
         self._server_state = server_state = ServerState.of(tables, settings, clock)
         limits, sessions = server_state.limits, server_state.sessions
         most = _LINKS * settings.limits.sessions + _MORE_LINKS
-        mechanism = Null if authenticator is None else authenticator.mechanism
         self._sockets = ServerSockets(endpoints, limits, bind, mechanism, most, clock)
         self._sockets.needed = sessions.routes
         self._memory: Listener | None = None
@@ -104,7 +102,7 @@ class Server:
             if memory is not None:
                 server_state.weights.shared = True
                 self._memory = Listener(memory, server_state.take_memory, server_state.give_memory)
-                self._sockets.watch(self._memory.fileno())
+                self._sockets.watch(self._memory.fileno(), accepts=True)
         except BaseException:
             self._sockets.close()
             raise
@@ -113,7 +111,7 @@ class Server:
         self._dispatcher = Dispatcher(
             self._sockets, sessions, limits, self.counters, lambda: server_state.rests
         )
-        self._jobs, self._loop_calls = BackgroundJobs(self._ring), LoopCalls(self._ring)
+        self._jobs = BackgroundJobs(self._ring)
         self._calls = CallHandler(
             server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
         )
@@ -179,8 +177,8 @@ class Server:
         for what in self._sockets.wait(self._left_s()):
             if what == self._bell.fileno():
                 self._bell.clear()
-            elif self._memory is not None:
-                self._memory.handle()
+            elif self._memory is not None and not self._memory.handle():
+                self._sockets.rest()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -191,11 +189,7 @@ class Server:
         if len(state.sessions):
             moments.append(self._look_at)
         left = [max(0.0, one - now) for one in moments if one is not None]
-        others = [
-            table.scheduler.left_s(now, table.rests)
-            for table in state.tables.values()
-            if table.scheduler.has_credit
-        ]
+        others = [table.scheduler.left_s(now) for table in state.tables.values()]
         others.append(saves.left_s())
         if self._ending is not None and not saves.ending:
             others.append(self._ending.left())
@@ -207,7 +201,6 @@ class Server:
         self._more = False
         self._jobs.finish()
         self._saves.step()
-        self._loop_calls.make()
         dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT])
         dispatcher.handle_kept()
         dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL])
@@ -270,7 +263,6 @@ class Server:
             return
         self._closed = True
         self.unsaved = self._saves.end_job(self._settings.drain_s)
-        self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")
         finally:
@@ -329,8 +321,8 @@ class Server:
         )
 
     def ask_status(self, timeout_s: float) -> dict[str, Any]:
-        """Return the status, made by the loop. Other threads only: see `LoopCalls.ask`."""
-        return self._loop_calls.ask(self.status, timeout_s)
+        """Return the status, made by the loop. Other threads only: see `BackgroundJobs.ask`."""
+        return self._jobs.ask(self.status, timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Return the answer to STATUS."""

@@ -6,7 +6,6 @@ A step names its weights by an integer field: ``policy_version`` for weights tha
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,41 +15,6 @@ import numpy.typing as npt
 from async_loader.schema import Schema
 
 SUFFIX = "_version"
-_REMEMBERED = 4096
-
-
-class Publications:
-    """When each version of weights was published; the last some thousand are kept."""
-
-    def __init__(self) -> None:
-        self._at: dict[str, OrderedDict[int, float]] = {}
-
-    def add(self, name: str, version: int, now: float) -> None:
-        """Add the newest version. One that is not above the last begins a new run."""
-        at = self._at.setdefault(name, OrderedDict())
-        if at and version <= next(reversed(at)):
-            at.clear()
-        at[version] = now
-        if len(at) > _REMEMBERED:
-            at.popitem(last=False)
-
-    def ages(self, now: float) -> dict[str, float]:
-        """Return the seconds since the newest version of each name."""
-        return {name: now - next(reversed(at.values())) for name, at in self._at.items()}
-
-    def behind(self, name: str, version: int) -> tuple[int, float] | None:
-        """Return how far a version is behind the newest: difference of numbers, and seconds.
-
-        For a forgotten version the seconds are a lower bound. ``None`` if nothing was published.
-        """
-        at = self._at.get(name)
-        if not at:
-            return None
-        newest = next(reversed(at))
-        since = at.get(version)
-        if since is None:  # forgotten, or never published here
-            since = next((moment for known, moment in at.items() if known > version), at[newest])
-        return max(0, newest - version), at[newest] - since
 
 
 class PolicyVersions:
@@ -78,25 +42,22 @@ class PolicyVersions:
 
 def lags(
     made: Iterable[Mapping[str, int]],
-    published: Publications,
+    published: Mapping[str, int],
     given: Mapping[str, int] | None = None,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, int]]:
     """Return, by name of weights, the writers' newest and oldest versions, and the lag.
 
-    ``given``: the oldest versions in the last batch of a queue.
+    ``published``: the newest versions. ``given``: the oldest in the last batch of a queue.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, int]] = {}
     for versions in made:
         for name, version in versions.items():
             one = found.setdefault(name, {"newest": version, "oldest": version})
             one["newest"], one["oldest"] = max(one["newest"], version), min(one["oldest"], version)
-    for name, one in found.items():
-        behind = published.behind(name, int(one["oldest"]))
-        if behind is not None:
-            one["lag"], one["lag_s"] = behind
+            if name in published:
+                one["lag"] = max(0, published[name] - one["oldest"])
     for name, version in (given or {}).items():
         one = found.setdefault(name, {"newest": version, "oldest": version})
-        behind = published.behind(name, version)
-        if behind is not None:
-            one["batch_lag"] = behind[0]
+        if name in published:
+            one["batch_lag"] = max(0, published[name] - version)
     return found

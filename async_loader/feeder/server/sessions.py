@@ -12,7 +12,6 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
 from async_loader.errors import Malformed
@@ -23,17 +22,6 @@ from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
 
 _MOST_LINES = 256  # writers of a session; and as many readers
-
-
-class SessionEnd(Enum):
-    """How a session has ended."""
-
-    LEFT = "left"
-    """The client said END, or closed its writers and readers, and then its connections."""
-    DIED = "died"
-    """Its connection ended while it had writers or readers."""
-    LOST = "lost"
-    """Its connection is open, and nothing comes: a cut network, a stopped machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,13 +85,14 @@ class Session:
         return not any(route.listed for route in self.routes.values())
 
     @property
-    def end(self) -> SessionEnd:
-        """How a session has ended that is over."""
-        if self.said_end:
-            return SessionEnd.LEFT
-        if self.connected:
-            return SessionEnd.LOST
-        return SessionEnd.DIED if self.writers or self.readers else SessionEnd.LEFT
+    def end(self) -> str:
+        """How a session has ended that is over: its client has ``left``, as it said, or with no
+        writer and reader open; it ``died`` with some; or it is ``lost``: its connection is open,
+        and nothing comes, as of a cut network or a stopped machine.
+        """
+        if not self.said_end and (self.connected or self.writers or self.readers):
+            return "lost" if self.connected else "died"
+        return "left"
 
     @property
     def rows_in(self) -> int:
@@ -235,7 +224,7 @@ class Sessions:
             one
             for one in self
             if one.heard + self._silence_s <= now
-            or (one.ended and one.all_taken and (dead_too or one.end is SessionEnd.LEFT))
+            or (one.ended and one.all_taken and (dead_too or one.end == "left"))
         ]
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.memory_offer import Offer, WeightsRequest, answered, read_record
-from async_loader.feeder.server.acceptor import NO_ROOM, ReserveDescriptor, owner_only
+from async_loader.feeder.server.acceptor import NO_ROOM, owner_only
 from async_loader.feeder.wire import Insert, RowLayout, SlotInsert
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
@@ -208,25 +208,21 @@ class Listener:
             raise ConfigError(
                 f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
             ) from None
-        self._reserve = ReserveDescriptor()
-        self._reserve.refill()
 
     def fileno(self) -> int:
         """Return what to poll for reading."""
         return self._socket.fileno()
 
-    def handle(self) -> None:
-        """Hear a caller. Called when it is readable."""
+    def handle(self) -> bool:
+        """Hear a caller. Called when it is readable. Return False if no descriptor is left."""
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in NO_ROOM:
-                with contextlib.suppress(OSError):
-                    self._reserve.turn_away(self._socket)
-            return
+            return error.errno not in NO_ROOM
         with caller:
             caller.settimeout(_RECORD_S)
             self._hear(caller)
+        return True
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -259,6 +255,5 @@ class Listener:
     def close(self) -> None:
         """Close the socket, and remove its file."""
         self._socket.close()
-        self._reserve.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)

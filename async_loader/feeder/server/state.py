@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.memory_offer import Offer, WeightsRequest
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
-from async_loader.feeder.server.counters import Counters, Rates
+from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import ErrorCode, Limits
+from async_loader.feeder.wire import ErrorCode, Limits, Plane
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.shm.segment import Segment
+
+_COUNTED = (
+    *(f"{what}_{one.value}_{way}" for what in ("messages", "bytes") for one in Plane
+      for way in ("in", "out")),
+    "faults",
+)  # fmt: skip
 
 
 class TableEntry:
@@ -89,13 +95,17 @@ class ServerState:
     tables: Mapping[str, TableEntry]
     sessions: Sessions
     weights: WeightStore
-    published: Publications
-    counters: Counters
+    published: dict[str, float]
+    """When the newest version of each weights came."""
+    since: float
     limits: Limits
     window_bytes: int
     window_rows: int
     clock: Callable[[], float]
     draining: bool = False
+    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTED, 0)))
+    ended: Counter[str] = field(default_factory=lambda: Counter(left=0, died=0, lost=0))
+    """Sessions, by how they ended."""
     memory: str | None = None
     """Where learners of this host offer memory for their batches."""
 
@@ -116,8 +126,8 @@ class ServerState:
             },
             Sessions(given.sessions, settings.silence_s, clock),
             WeightStore(int(given.weight_bytes)),
-            Publications(),
-            Counters(clock),
+            {},
+            clock(),
             limits,
             *window,
             clock,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from async_loader.feeder.server.policy_lag import lags
-from async_loader.feeder.server.sessions import Session, SessionEnd
+from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
 _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
@@ -20,16 +20,16 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
 
     ``waiting``: see `ControlHandler.waiting`.
     """
-    counters = server_state.counters
+    now = server_state.clock()
     return {
-        "uptime_s": counters.uptime_s,
+        "uptime_s": now - server_state.since,
         "draining": server_state.draining,
         "tables": {
             name: _table(table, server_state, waiting.get(table, 0))
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions_ended": {how.value: counters.ended[how.value] for how in SessionEnd},
+        "sessions_ended": dict(server_state.ended),
         "sessions": [
             _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
@@ -37,8 +37,8 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
         "weights_stale": server_state.weights.stale,
         "weights": server_state.weights.versions(),
         "weights_waiting": dict(itertools.islice(_names(waiting), _NAMES)),
-        "weights_age_s": server_state.published.ages(server_state.clock()),
-        "counters": counters.snapshot(),
+        "weights_age_s": {name: now - at for name, at in server_state.published.items()},
+        "counters": dict(server_state.counters),
     }
 
 
@@ -71,7 +71,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": waits[:_WAITING],
         "policies": lags(
-            [one.versions for one in writers], server_state.published, scheduler.given
+            [one.versions for one in writers], server_state.weights.versions(), scheduler.given
         ),
         "writers": len(writers),
         "readers": sum(
@@ -96,8 +96,8 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
 def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
     now = server_state.clock()
     made = [one.versions for one in session.writers.values()]
-    behind = lags(made, server_state.published).values()
-    state = session.end.value if session.ended else "connected"
+    behind = lags(made, server_state.weights.versions()).values()
+    state = session.end if session.ended else "connected"
     if session.connected and now - session.heard >= _SILENT_S:
         state = "silent"
     rows_per_s, batches_per_s = session.rates.of(now)

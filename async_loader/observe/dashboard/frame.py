@@ -18,7 +18,7 @@ STATES = {"died": 0, "silent": 1, "connected": 2, "left": 3}
 """Of clients: the worst first."""
 _PICK: dict[str, Any] = {
     **dict.fromkeys(("uptime_s", "age_s", "silent_s", "queue_age_s"), max),
-    **dict.fromkeys(("newest", "lag", "lag_s", "batch_lag"), max),
+    **dict.fromkeys(("newest", "lag", "batch_lag"), max),
     **dict.fromkeys(("oldest", "id", "pid"), min),
 }
 """How numbers of several shards become one; others are added."""

@@ -32,7 +32,7 @@ from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.client import reader_channel, sockets, writer_channel
-from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
+from async_loader.feeder.curve_keys import curve_of, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.settings import LimitSettings, ServiceSettings
@@ -385,7 +385,7 @@ def server(options: dict) -> None:
         }
         locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
-        locks = {"authenticator": CurveAuthenticator(load_server_keys(options["keys"]))}
+        locks = {"mechanism": curve_of(load_server_keys(options["keys"]))}
     one = Announced(
         {TABLE: buffer},
         ends,
