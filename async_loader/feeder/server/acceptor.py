@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-import stat
 from collections.abc import Callable, Iterator
 
 from async_loader.feeder.addresses import Address
@@ -21,17 +20,12 @@ _BACKLOG = 512
 def listen(address: Address) -> tuple[socket.socket, str]:
     """Return a listening socket and its endpoint for clients, with the port that the system chose.
 
-    An existing file of a unix socket is removed: `AddressLock` excludes a living server.
-
     Raises
     ------
     OSError
         If it cannot be bound; ``socket.gaierror`` for an unknown host.
     """
     if address.scheme == "ipc":
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(os.lstat(address.path).st_mode):
-                os.unlink(address.path)
         with owner_only():
             one = socket.create_server(address.path, family=socket.AF_UNIX, backlog=_BACKLOG)
     else:
@@ -73,12 +67,11 @@ _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 20), (socket.TCP
 
 
 def close(listener: socket.socket) -> None:
-    """Close a listening socket and remove its file."""
-    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
-    listener.close()
-    if path:
+    """Remove the file of a listening socket and close it."""
+    if listener.family == socket.AF_UNIX:
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            os.unlink(listener.getsockname())  # first: another server may bind from the close on
+    listener.close()
 
 
 def prepare(sock: socket.socket) -> None:

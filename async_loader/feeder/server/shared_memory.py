@@ -198,8 +198,6 @@ class Listener:
         self.path, self._take, self._give = path, take, give
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a killed server: the address lock excludes a living one
             with owner_only():
                 self._socket.bind(path)
             self._socket.listen(_CALLERS)
@@ -254,6 +252,6 @@ class Listener:
 
     def close(self) -> None:
         """Close the socket, and remove its file."""
-        self._socket.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        self._socket.close()
