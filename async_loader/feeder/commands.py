@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.wire import AboutReply, schema_of
-from async_loader.lifecycle import Deadline, every
+from async_loader.lifecycle import Deadline
 from async_loader.offline.commands import fields_of, fields_table
 from async_loader.shm.limits import human
 
@@ -85,24 +86,16 @@ def _print(facts: dict[str, Any], console: Console) -> None:
 
 _log = logging.getLogger("async_loader.feeder")
 _ASK_S = 10.0  # for a feeder that is there
-LOG_S = 60.0  # between lines of a log
-
-
 Status = Mapping[str, Any]
-AskStatus = Callable[[float], Status]
-Beside = Callable[["ServerSettings", AskStatus], contextlib.AbstractContextManager[object]]
+Beside = Callable[
+    ["ServerSettings", Callable[[float], Status]], contextlib.AbstractContextManager[object]
+]
 """Starts what serves a feeder's figures, from its settings and a call that returns its status
 within a number of seconds.
 """
 
 
-def _nothing(
-    settings: ServerSettings, ask_status: AskStatus
-) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
-def serve(settings: ServerSettings, beside: Beside = _nothing) -> int:
+def serve(settings: ServerSettings, beside: Beside) -> int:
     """Run a server until it is drained or stopped; return the exit code.
 
     ``beside``: what runs beside the server, see `Beside`.
@@ -110,47 +103,14 @@ def serve(settings: ServerSettings, beside: Beside = _nothing) -> int:
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(beside(settings, server.ask_status))
-        except BaseException:
-            server.close()
-            raise
-        # It says "serving" when SIGTERM ends it in order, not before.
-        return server.run(ready=lambda: stack.enter_context(_logged(server.status)))
-
-
-# -- while serving ---------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _logged(status: Callable[[], Status]) -> Iterator[None]:
-    """Log what is served; sizes and rates, once a minute; and the end."""
-    first = status()
-    names = ", ".join(map(clean, first["tables"]))
-    where = f"{clean(first['address'])} (process {first['pid']})"
-    _log.info("serving %s at %s", names, where)
-
-    def say() -> None:
-        # another thread changes the sessions, or closes the server
-        with contextlib.suppress(RuntimeError, AsyncLoaderError):
-            _log.info("%s", status_text(status()))
-
-    with every(LOG_S, say, "async-loader-report"):
-        yield
-    _log.info("ended")
-
-
-def status_text(status: Status) -> str:
-    """Return sizes and rates of tables as one line."""
-    parts = []
-    for name, table in status["tables"].items():
-        text = f"{clean(name)} {count_text(table['size'])}"
-        text += f"/{count_text(table['capacity'])}" if table["capacity"] else ""
-        came, went = count_text(table["inserts_per_s"]), count_text(table["samples_per_s"])
-        parts.append(f"{text} ({came}/s in, {went}/s out)")
-    draining = "draining: " if status["draining"] else ""
-    return f"{draining}{', '.join(parts)}, {len(status['sessions'])} sessions"
+    where = ", ".join(map(clean, settings.tables)), clean(server.address), os.getpid()
+    try:
+        with beside(settings, server.ask_status):
+            # It says "serving" when SIGTERM ends it in order, not before.
+            return server.run(ready=lambda: _log.info("serving %s at %s (process %d)", *where))
+    finally:
+        server.close()
+        _log.info("ended")
 
 
 def clean(text: str) -> str:
@@ -161,9 +121,6 @@ def clean(text: str) -> str:
 def count_text(number: float) -> str:
     """Return a number with a decimal only where it matters."""
     return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
-
-
-# -- asking one that serves ------------------------------------------------------------------------
 
 
 def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:

@@ -55,12 +55,13 @@ def bound_all(text: str):
     """The sockets, and the endpoint of each plane."""
     address = parse(text)
     claim(address)
-    bound = [bind(address, plane) for plane in PLANES]
-    try:
-        yield [one for one, _ in bound], dict(zip(PLANES, (at for _, at in bound), strict=True))
-    finally:
-        for one, _ in bound:
-            close(one)
+    with contextlib.ExitStack() as stack:
+        sockets, endpoints = [], {}
+        for plane in PLANES:
+            one, endpoints[plane] = bind(address, plane)
+            stack.callback(close, one)
+            sockets.append(one)
+        yield sockets, endpoints
 
 
 def talk(server: socket.socket, endpoint: str) -> None:

@@ -72,6 +72,7 @@ def status_of(**changes):
 class FakeServer:
     """Serves no client, and ends when it is told to."""
 
+    address = "tcp://127.0.0.1:5555"
     made: list = []  # noqa: RUF012
     result: object = 0
 

@@ -436,17 +436,8 @@ class BatchScheduler:
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return which readers wait, why, and since when on the server's clock."""
-        groups: dict[tuple[int, str], list[tuple[int, float]]] = {}
-        for one in self._line:
-            if one.hungry_since is not None and (reason := self._why_not(one)) is not None:
-                groups.setdefault((one.batch_size, reason), []).append(
-                    (one.number, one.hungry_since)
-                )
         return [
-            (
-                f"{f'reader {some[0][0]}' if len(some) == 1 else f'{len(some)} readers'} to sample "
-                f"{rows}: {reason}",
-                min(since for _, since in some),
-            )
-            for (rows, reason), some in groups.items()
+            (f"reader {one.number} to sample {one.batch_size}: {reason}", one.hungry_since)
+            for one in self._line
+            if one.hungry_since is not None and (reason := self._why_not(one)) is not None
         ]

@@ -434,15 +434,11 @@ class InsertQueue:
     def waiting(self) -> list[tuple[str, float]]:
         """Return which producers wait, why, and since when on the server's clock."""
         reason = self.table.why_not_insert() if self._blocked else None
-        if not reason:
-            return []
-        count, first = len(self._blocked), self._blocked[0].key.hex()[:8]
-        who = (
-            f"producer {first}"
-            if count == 1
-            else f"{count} producers (producer {first} and others)"
-        )
-        return [(f"{who} to insert: {reason}", min(one.queue[0].since for one in self._blocked))]
+        return [
+            (f"producer {one.key.hex()[:8]} to insert: {reason}", one.queue[0].since)
+            for one in self._blocked
+            if reason
+        ]
 
 
 def _steps(flags: Any) -> int:
