@@ -176,20 +176,13 @@ class MetricsSettings(Settings, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
 
 
-class DashboardSettings(Settings, frozen=True, kw_only=True):
-    """Where the dashboard is served.
+class DashboardSettings(MetricsSettings, frozen=True, kw_only=True):
+    """Where the dashboard is served, as `MetricsSettings`.
 
-    Parameters
-    ----------
-    port : int
-        0 takes a free one.
-    address : str
-        By default this machine's loopback. Beyond it the page's address has a token, which is
-        logged at the start.
+    Beyond the loopback the page's address has a token, which is logged at the start.
     """
 
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8484
-    address: str = "127.0.0.1"
 
 
 class ServerSettings(ServiceSettings, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.plain_values import sampler_from, view_from
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.dispatch import refused, too_late
-from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.server.reader_state import (
     Column,
     OutgoingBatch,
@@ -180,7 +180,7 @@ class BatchScheduler:
         )
         reader = ReaderState(
             session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
-            wanted.wait_s, itself, wanted.masses, PolicyVersions(drawing.schema),
+            wanted.wait_s, itself, wanted.masses, versions_in(drawing.schema),
         )  # fmt: skip
         self._readers.add(reader)
         return reader
@@ -375,7 +375,7 @@ class BatchScheduler:
         if not count:
             return None
         columns = drawing.arrays(count)
-        self.given = reader.versions.oldest(columns)
+        self.given = {name: int(columns[i].min()) for name, i in reader.versions.items()}
         return [*columns, self.table.take_seen(columns[drawing.index_place])]
 
     def refusals(self, now: float, rests: bool) -> list[tuple[ReaderState, Malformed]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from async_loader.errors import (
@@ -118,6 +119,12 @@ class Dispatcher:
             for plane in Plane
         }
         self._kept: list[tuple[Plane, Session, Message]] = []
+        self._names = {
+            (plane, way): (f"messages_{plane.value}_{way}", f"bytes_{plane.value}_{way}")
+            for plane in Plane
+            for way in ("in", "out")
+        }
+        counters.update(dict.fromkeys(("faults", *chain(*self._names.values())), 0))
 
     def receive(self, plane: Plane, most: int, most_bytes: int) -> bool:
         """Handle up to ``most`` messages and ``most_bytes``; return whether there were no more."""
@@ -199,8 +206,9 @@ class Dispatcher:
         return Malformed(text, ErrorCode.INTERNAL)
 
     def _passed(self, plane: Plane, way: str, nbytes: int) -> None:
-        for what, count in (("messages", 1), ("bytes", nbytes)):
-            self._counters[f"{what}_{plane.value}_{way}"] += count
+        messages, size = self._names[plane, way]
+        self._counters[messages] += 1
+        self._counters[size] += nbytes
 
     def _refused(self, error: Malformed) -> None:
         self._counters[f"refused_{ErrorCode(error.code).name.lower()}"] += 1

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.counters import BlockedTime
-from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.wire import (
     FINAL,
     STREAMS,
@@ -77,7 +77,7 @@ class Producer:
     skip : int
         Rows of its next insert that are in the table, as a checkpoint has them.
     versions : dict of str to int
-        Newest weights that its steps were made with; see `PolicyVersions`.
+        Newest weights that its steps were made with.
     streams : int64 array
         The table's number of each of its streams.
     session, number : int
@@ -180,7 +180,7 @@ class InsertQueue:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
-        self._made_by: PolicyVersions | None = None
+        self._versions: dict[str, int] = {}
         self._producers: dict[bytes, Producer] = {}
         self._left: dict[bytes, None] = {}  # in the order in which their writers left
         self._open: dict[Producer, None] = {}
@@ -197,6 +197,7 @@ class InsertQueue:
         if self._layout is None:
             assert self.table.schema is not None
             self._layout = RowLayout.of(self.table.schema)
+            self._versions = versions_in(self.table.schema)
         return self._layout
 
     # -- writers -----------------------------------------------------------------------------------
@@ -348,10 +349,9 @@ class InsertQueue:
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
         streams, count = producer.table_streams(rows.streams), _steps(flags)
-        if self._made_by is None:
-            assert self.table.schema is not None
-            self._made_by = PolicyVersions(self.table.schema)
-        self._made_by.note(rows.columns, producer.versions)
+        for name, i in self._versions.items():  # final observations have 0
+            newest = max(producer.versions.get(name, 0), int(rows.columns[i].max()))
+            producer.versions[name] = newest
         return Incoming(streams, flags, priorities, rows.columns, seen), count
 
     def _advance_one(self, producer: Producer) -> bool:

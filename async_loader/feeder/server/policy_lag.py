@@ -6,38 +6,20 @@ A step names its weights by an integer field: ``policy_version`` for weights tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Mapping
 
 from async_loader.schema import Schema
 
 SUFFIX = "_version"
 
 
-class PolicyVersions:
-    """Finds the versions in the steps of one schema."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._fields = [
-            (i, field.name.removesuffix(SUFFIX))
-            for i, field in enumerate(schema.fields)
-            if field.name.endswith(SUFFIX)
-            and field.name != SUFFIX
-            and not field.shape
-            and field.dtype.kind in "iu"
-        ]
-
-    def oldest(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, int]:
-        """Return the oldest version of each weights in these steps, which have no other rows."""
-        return {name: int(np.min(columns[i])) for i, name in self._fields}
-
-    def note(self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]) -> None:
-        """Update ``newest`` with the versions in these steps. Final observations have 0."""
-        for i, name in self._fields:
-            newest[name] = max(newest.get(name, 0), int(np.max(columns[i])))
+def versions_in(schema: Schema) -> dict[str, int]:
+    """Return, by name of weights, which field of the steps has their version."""
+    return {
+        field.name.removesuffix(SUFFIX): i
+        for i, field in enumerate(schema.fields)
+        if field.name.endswith(SUFFIX) and not field.shape and field.dtype.kind in "iu"
+    }
 
 
 def lags(

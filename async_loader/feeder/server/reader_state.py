@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.peer_connection import PeerConnection
-from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.shared_memory import BatchSlot, SharedBatchRing
 from async_loader.feeder.wire import BatchForm
 from async_loader.replay.table.nonblocking_table import NonblockingTable
@@ -193,8 +192,8 @@ class ReaderState:
         Whether it has a sampler of its own.
     takes_short : bool
         Whether its batches of a queue may have fewer rows: others come from other servers.
-    versions : PolicyVersions
-        Finds the versions in its batches.
+    versions : dict of str to int
+        See `versions_in`.
     """
 
     session: int = field(repr=False)
@@ -209,7 +208,7 @@ class ReaderState:
     wait_s: float | None
     samples_itself: bool
     takes_short: bool
-    versions: PolicyVersions
+    versions: dict[str, int]
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None

@@ -25,7 +25,7 @@ from async_loader.shm.segment import Segment
 
 Arrays = list[npt.NDArray[Any]]
 _log = logging.getLogger("async_loader")
-_CALLERS = 64
+_CALLERS = 4096
 _RECORD_S = 0.05
 """For a caller's record: it is sent as soon as the caller is connected."""
 

@@ -15,17 +15,11 @@ from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import ErrorCode, Limits, Plane
+from async_loader.feeder.wire import ErrorCode, Limits
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.shm.segment import Segment
-
-_COUNTED = (
-    *(f"{what}_{one.value}_{way}" for what in ("messages", "bytes") for one in Plane
-      for way in ("in", "out")),
-    "faults",
-)  # fmt: skip
 
 
 class TableEntry:
@@ -103,7 +97,7 @@ class ServerState:
     window_rows: int
     clock: Callable[[], float]
     draining: bool = False
-    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_COUNTED, 0)))
+    counters: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=lambda: Counter(left=0, died=0, lost=0))
     """Sessions, by how they ended."""
     memory: str | None = None
