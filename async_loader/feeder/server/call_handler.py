@@ -12,7 +12,7 @@ from async_loader import tree
 from async_loader.errors import Malformed
 from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.dispatch import Dispatcher
+from async_loader.feeder.server.dispatch import Dispatcher, Handler
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
@@ -44,6 +44,7 @@ from async_loader.replay.checkpoint.settings import limiter_json
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 
+_Call = Callable[[Session, Message, TableEntry, Any], Message | None]
 _MOST_WAITING = 8
 """Of those that wait, which ABOUT_REPLY names."""
 
@@ -57,6 +58,8 @@ class CallHandler:
     dispatcher : Dispatcher
     jobs : BackgroundJobs
     folders : Folders
+    loaded : callable
+        Called with a table that was loaded.
     """
 
     def __init__(
@@ -65,29 +68,35 @@ class CallHandler:
         dispatcher: Dispatcher,
         jobs: BackgroundJobs,
         folders: Folders,
+        loaded: Callable[[TableEntry], None],
     ) -> None:
-        self._server_state, self._dispatcher, self._jobs, self._folders = (
-            server_state,
-            dispatcher,
-            jobs,
-            folders,
-        )
-        self.loaded: Callable[[TableEntry], None] = lambda table: None
-        self._answers: dict[Type, Callable[[Session, Message, TableEntry, Any], Message | None]] = {
-            Type.ABOUT: self._about,
-            Type.CLEAR: self._clear,
-            Type.SAVE: self._save,
-            Type.LOAD: self._load,
-            Type.GET: self._get,
-            **dict.fromkeys((Type.UPDATE, Type.DELETE, Type.PRIORITIZE), self._change),
+        self._server_state, self._dispatcher = server_state, dispatcher
+        self._jobs, self._folders, self._loaded = jobs, folders, loaded
+        calls: dict[Plane, dict[Type, _Call]] = {
+            Plane.CONTROL: {
+                Type.ABOUT: self._about,
+                Type.CLEAR: self._clear,
+                Type.SAVE: self._save,
+                Type.LOAD: self._load,
+            },
+            Plane.PULL: {
+                Type.GET: self._get,
+                **dict.fromkeys((Type.UPDATE, Type.DELETE, Type.PRIORITIZE), self._change),
+            },
         }
+        for plane, some in calls.items():
+            dispatcher.handlers[plane] |= {type_: self._of(call) for type_, call in some.items()}
 
-    def answer(self, session: Session, message: Message, body: OfTable) -> Message | None:
-        """Return the answer; ``None``: later. Raises Malformed if the call cannot be done."""
-        table = self._server_state.table(body.table)
-        if table.table.closed:
-            raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
-        return self._answers[message.type](session, message, table, body)
+    def _of(self, call: _Call) -> Handler:
+        """Return what answers a call of a table that is open."""
+
+        def answer(session: Session, message: Message, body: OfTable) -> Message | None:
+            table = self._server_state.table(body.table)
+            if table.table.closed:
+                raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
+            return call(session, message, table, body)
+
+        return answer
 
     # -- what a table is -------------------------------------------------------------------------
 
@@ -173,7 +182,7 @@ class CallHandler:
 
         def over(result: Done | BaseException) -> None:
             table.rests = False
-            self.loaded(table)
+            self._loaded(table)
             if not isinstance(result, BaseException):
                 try:
                     self._begin_anew(table)

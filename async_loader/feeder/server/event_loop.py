@@ -26,7 +26,7 @@ from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import VERSION, Plane, Type, Welcome
+from async_loader.feeder.wire import VERSION, Plane, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
@@ -38,10 +38,6 @@ _log = logging.getLogger("async_loader.feeder")
 # Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 _LINKS, _MORE_LINKS = 3, 512  # connections of a session; connections without one
-_CALLS = {
-    Plane.CONTROL: (Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD),
-    Plane.PULL: (Type.GET, Type.UPDATE, Type.DELETE, Type.PRIORITIZE),
-}
 _LOOK_S = 1.0  # between looks for sessions that are over
 
 
@@ -112,17 +108,18 @@ class Server:
             self._sockets, sessions, limits, self.counters, lambda: server_state.rests
         )
         self._jobs = BackgroundJobs(self._ring)
-        self._calls = CallHandler(
-            server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
-        )
-        for plane, types in _CALLS.items():
-            self._dispatcher.handlers[plane] |= dict.fromkeys(types, self._calls.answer)
         self._saves = PeriodicSaves() if saves is None else saves
         self._saves.begin(server_state.tables, self._jobs)
         self._control_handler = ControlHandler(
             server_state, self._dispatcher, self._welcome, self.status
         )
-        self._calls.loaded = self._control_handler.waits.news
+        CallHandler(
+            server_state,
+            self._dispatcher,
+            self._jobs,
+            checkpoints or Folders(None),
+            self._control_handler.waits.news,
+        )
         self._insert_handler = InsertHandler(server_state, self._dispatcher)
         self._pull_handler = PullHandler(server_state, self._dispatcher)
         self._bell = EventFd()
