@@ -318,8 +318,9 @@ class InsertQueue:
             )
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps, count = self._read(writer, body, schema, seen)
-        done, writer.skip = min(writer.skip, len(steps)), 0
+        done = min(writer.skip, len(steps))
         writer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
+        writer.skip = 0  # after: a save reads `positions` at any time
         writer.queued_bytes += nbytes
         writer.queued_rows += len(steps)
         writer.received += 1
