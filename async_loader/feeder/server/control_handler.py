@@ -48,7 +48,7 @@ class PendingReply:
     Attributes
     ----------
     what : hashable
-        News of this may bring the answer.
+        What it waits for, in STATUS.
     message : Message
         The request.
     answer : callable
@@ -65,12 +65,14 @@ class PendingReply:
 
 
 class PendingReplies:
-    """Requests that are tried again when there is news, and when their time is over; else O(1)."""
+    """Requests that are tried at the end of their round, when there is news, and when their time is
+    over.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._waits: dict[Hashable, PendingReply] = {}
-        self._news: set[Hashable] = set()
+        self._news = False
         self.due: float | None = None
         """No request's time is over before."""
 
@@ -83,35 +85,28 @@ class PendingReplies:
             raise Malformed(
                 f"{_MOST} requests wait here, which is the limit: ask later", ErrorCode.LIMIT
             )
-        self._waits[key] = wait
-        self._news.add(wait.what)
-        if wait.until is not None:
-            self.due = wait.until if self.due is None else min(self.due, wait.until)
+        self._waits[key], self._news = wait, True
 
     def drop(self, key: Hashable) -> None:
         """Forget a request, if there is one."""
         self._waits.pop(key, None)
 
-    def news(self, what: Hashable) -> None:
-        """Note that ``what`` has changed."""
-        if self._waits:
-            self._news.add(what)
+    def news(self, what: object = None) -> None:
+        """Note that something has changed that requests may wait for."""
+        self._news = True
 
     def forget(self, session: Session) -> None:
         """Forget the requests of a session that ended."""
-        for key, one in list(self._waits.items()):
-            if one.session is session:
-                del self._waits[key]
+        self._waits = {key: one for key, one in self._waits.items() if one.session is not session}
 
     def send(self, now: float, end: bool = False) -> None:
         """Send the answers that are due; at the ``end`` all, as if their time were over."""
-        due = end or (self.due is not None and now >= self.due)
-        if not due and not self._news:
+        if not end and not self._news and (self.due is None or now < self.due):
             return
-        news, self._news = self._news, set()
+        self._news = False
         for key, one in list(self._waits.items()):
             over = end or (one.until is not None and one.until <= now)
-            answer = self._answer(one, over) if over or one.what in news else None
+            answer = self._answer(one, over)
             if answer is not None:
                 del self._waits[key]
                 self._dispatcher.answer(one.session, Plane.CONTROL, answer)
@@ -214,7 +209,7 @@ class ControlHandler:
         queue = served.insert_queue
         writer, resumed = queue.open(session.number, number, body.producer, schema)
         session.writers[number] = writer
-        self.waits.news(served)
+        self.waits.news()
         assert served.table.schema is not None
         reply = Writer(
             schema=spec_of(served.table.schema),
@@ -237,9 +232,7 @@ class ControlHandler:
 
     # -- readers -----------------------------------------------------------------------------------
 
-    def _open_reader(
-        self, session: Session, message: Message, wanted: OpenReader
-    ) -> Message | None:
+    def _open_reader(self, session: Session, message: Message, wanted: OpenReader) -> None:
         """Open a reader. The answer waits for the table's schema: learners often come first."""
         self._check_stays()
         served, clock = self._server_state.table(wanted.table), self._server_state.clock
@@ -267,10 +260,7 @@ class ControlHandler:
             empty = "no step has been added yet"
             raise too_late(wait_s, "the table is being loaded" if served.rests else empty)
 
-        now = answer(False)
-        if now is None:
-            self.waits.add(key, PendingReply(session, served, message, answer, until))
-        return now
+        self.waits.add(key, PendingReply(session, served, message, answer, until))
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
@@ -308,14 +298,14 @@ class ControlHandler:
         state, weights = self._server_state, self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
         if taken:
-            self.waits.news(part.name)
+            self.waits.news()
             state.published[part.name] = state.clock()
             for table in state.tables.values():
                 table.scheduler.published(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
         return message.reply(Published(newest=taken is not None, version=version, run=run))
 
-    def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
+    def _latest(self, session: Session, message: Message, wanted: Latest) -> None:
         state, timeout_s = self._server_state, wanted.timeout_s
 
         def answer(over: bool) -> Message | None:
@@ -324,11 +314,8 @@ class ControlHandler:
                 return message.reply(found[0], data=found[1])
             return message.reply(state.weights.nothing(wanted)) if over else None
 
-        now = answer(timeout_s is None)
-        if now is None:
-            until = state.clock() + (timeout_s or 0.0)
-            self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
-        return now
+        until = state.clock() + (timeout_s or 0.0)
+        self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
 
     # -- status and the end ------------------------------------------------------------------------
 
