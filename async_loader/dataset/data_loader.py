@@ -31,7 +31,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, moved, pinned
+from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batches, moved, pinned
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
@@ -309,21 +309,15 @@ class DataLoader(Generic[B]):
         if self._backend is not None:
             device = isinstance(self._backend, DeviceBackend)
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
-        check = None
+        most = None
         if self._iterable:
             batches = self._engine.streams(turn=epoch_progress.turn, **how)
-            check = ShareCheck(
-                self.dataset,
-                self._batches,
-                self.batch_size,
-                self._engine.streaming,
-                in_order=self.in_order,
-            )
+            most = most_batches(self._batches, self.batch_size, self._engine.streaming)
         else:
             first = epoch_progress.first
             batches = self._engine.iterate(self._batches.epoch(number, first), first=first, **how)
         epoch: Epoch[B] = Epoch(
-            batches, self._batches, number, epoch_progress, self._finish, self._meter, check
+            batches, self._batches, number, epoch_progress, self._finish, self._meter, most
         )
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
         # call.
