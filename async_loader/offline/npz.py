@@ -14,7 +14,7 @@ from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import read_episodes
-from async_loader.offline.fill import Import, put
+from async_loader.offline.fill import import_episodes, put
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
@@ -45,7 +45,6 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     BadData
         As `from_episodes`, with the file's name; and for files that cannot be read, or none.
     """
-    wanted = Import("from_npz", **options)
     path = path_of("path", path)
     folder = Path(path).is_dir()
     files = sorted(Path(path).glob("*.npz") if folder else map(Path, glob.glob(path)))
@@ -55,7 +54,10 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
         )
         raise Place(path).error(None, f"{there}: correct the path or the pattern")
     given = ((Place(str(file), i), _read(file, i)) for i, file in enumerate(files))
-    return wanted.run(given, Place(path), episodes=len(files))  # type: ignore[no-any-return]
+    count = len(files)
+    return import_episodes(  # type: ignore[no-any-return]
+        "from_npz", given, Place(path), episodes=count, **options
+    )
 
 
 def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:

@@ -16,7 +16,6 @@ from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
 from async_loader.lifecycle import Patience
 from async_loader.name_hints import explain_wrong_names
-from async_loader.pipeline.batches import arena
 from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
 from async_loader.source import (
@@ -26,13 +25,14 @@ from async_loader.source import (
     Foresighted,
     Leasing,
     Plan,
+    Reader,
     Ready,
     Source,
     Updating,
     finishes,
 )
 from async_loader.sources.columns import ColumnsSource
-from async_loader.sources.mixture_member import MixtureMember, in_all, split_by_source
+from async_loader.sources.mixture_member import MixtureMember, empty_rows, in_all, split_by_source
 from async_loader.sources.mixture_rows import (
     MOST_SOURCES,
     Ids,
@@ -194,8 +194,7 @@ class Mixture:
         self._at, self._counts = None, None
         mixed = self._mix()
         assert mixed is not None
-        fields = mixed.schema.fields
-        arrays = [arena.empty((batch_size, *one.shape), one.dtype) for one in fields]
+        arrays = empty_rows(mixed.schema, batch_size)
         at, leases = 0, []
         for member, count in zip(self._members, counts, strict=True):
             for piece in member.take(count):
@@ -236,8 +235,9 @@ class Mixture:
                 self._mixed = mixed if len(known) == len(self._members) else None
         return self._mixed
 
-    def reader(self) -> None:
+    def reader(self) -> Reader | None:
         """Return None: `plan` reads the rows of all sources."""
+        return None
 
     def waiting_for(self) -> str | None:
         """Name the source that `plan` waits for, and say what it waits for."""

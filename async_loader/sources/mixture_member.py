@@ -12,8 +12,8 @@ import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError
-from async_loader.pipeline.workers.sample_work import read_fresh
 from async_loader.schema import Field, Schema
+from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
     Applied,
@@ -24,6 +24,7 @@ from async_loader.source import (
     Rows,
     Seed,
     Source,
+    Window,
     waiting_for,
 )
 from async_loader.sources.mixture_rows import Array, Ids, numbers_of, own_ids
@@ -80,6 +81,14 @@ def _picked(name: str, value: Any, here: Array, axes: tuple[int, ...]) -> Any:
     else:
         raise ConfigError(f"{len(here)} rows, and {name} has {len(array)}: one for each")
     return array[here]
+
+
+_pool = ArrayPool()
+
+
+def empty_rows(schema: Schema, count: int) -> list[Array]:
+    """Return an array ``[count, ...]`` for each field."""
+    return [_pool.array((count, *one.shape), one.dtype) for one in schema.fields]
 
 
 class Piece(NamedTuple):
@@ -158,7 +167,9 @@ class MixtureMember:
 
     def _piece(self, plan: Plan, seed: Seed) -> Piece:
         if isinstance(plan, Rows) and self.reader is not None and self.schema is not None:
-            return Piece(read_fresh(self.reader, plan.index, (*seed, self.number)))
+            arrays = empty_rows(self.schema, len(plan))
+            self.reader.read(plan.index, Window(arrays), (*seed, self.number))
+            return Piece(arrays)
         if not isinstance(plan, Ready):
             raise ConfigError(
                 f"{self.name} plans {type(plan).__name__}, of no fixed fields: a mixture takes "

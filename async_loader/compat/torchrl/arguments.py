@@ -62,7 +62,7 @@ def sampler_of(sampler: Any) -> tuple[Sampler, SliceSampler | None]:
         return check_sampler("sampler", made), None
     name, here = type(made).__name__, "async_loader.compat.torchrl"
     remedy = PUBLIC[here].get(name, f"import it from {here}, or give one of async_loader")
-    raise ConfigError(f"sampler={name} is none of this package: {remedy}")
+    raise ConfigError(f"sampler={name} is not of this package: {remedy}")
 
 
 def checked_transform(transform: object) -> Callable[[Any], Any]:
