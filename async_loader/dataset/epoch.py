@@ -12,7 +12,6 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
@@ -22,7 +21,7 @@ from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
 def most_batches(batches: Batches | None, batch_size: int | None, streams: int) -> int | None:
@@ -232,14 +231,3 @@ def pinned(batch: object) -> Any:
 
     pin: Any = theirs.pin_memory
     return pin(batch)
-
-
-def moved(batch: object, device: str | torch.device) -> Any:
-    """The batch with its tensors on a device, copied in this thread."""
-    import torch
-
-    def move(value: object) -> Any:
-        value = tensors.as_tensor(value)
-        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-
-    return tree.transform(batch, move)

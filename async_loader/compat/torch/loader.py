@@ -102,18 +102,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if not batches.in_range:
             return None
         seed = self._base_seed({})
-        tasks = self._of_same_length(batches.epoch(0, 0), len(columns))
+        tasks = batches.epoch(0, 0)
         return GatherPass(columns, tasks, partial(len, self), seed, self.num_workers)
-
-    def _of_same_length(self, tasks: Iterator[Any], count: int) -> Iterator[Any]:
-        """The tasks, whose first one is drawn when the first batch is asked for."""
-        now = len(self.dataset)  # type: ignore[arg-type]
-        if now != count:
-            raise RuntimeError(
-                f"the dataset had {count:,} samples when this pass began, and has {now:,} now: "
-                "call iter() again"
-            )
-        yield from tasks
 
     def _base_seed(self, start: dict[str, Any]) -> int:
         """Return the seeds of a pass's workers."""
