@@ -193,14 +193,7 @@ def from_hdf5(
     rows = len(arrays["rewards"])
     ended = np.zeros(rows, np.bool_)
     for name in arrays.keys() & {"terminals", "timeouts"}:
-        flags = arrays[name].reshape(rows, -1)
-        if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():
-            raise place.error(
-                NAMES[name], f"{name} has shape {arrays[name].shape} or other values than 0 and 1: "
-                f"give one bool for each of {rows} rows"
-            )  # fmt: skip
-        arrays[name] = flags[:, 0] != 0
-        ended |= arrays[name]
+        ended |= (arrays[name].reshape(rows, -1) != 0).any(axis=1)
     cuts = np.flatnonzero(ended[:-1]) + 1
     bounds = np.concatenate([[0], cuts, [rows] if rows else []]).astype(int)
 

@@ -113,9 +113,9 @@ def rows_of(path):
 BAD = {
     "unequal": ({"actions": np.zeros((STEPS - 1, 2))}, None, "action", "incomplete"),
     "text": ({"actions": np.full(STEPS, b"abc", dtype="S3")}, 0, "action", r"dtype \|S3"),
-    "two ends": ({"terminals": np.zeros((STEPS, 2))}, None, "terminated", "one bool for each"),
-    "no flag": ({"terminals": np.full(STEPS, 0.5)}, None, "terminated", "other values than 0"),
-    "no time": ({"timeouts": np.full(STEPS, np.nan)}, None, "truncated", "other values than 0"),
+    "two ends": ({"terminals": np.zeros((STEPS, 2))}, 0, "terminated", "one bool for each"),
+    "no flag": ({"terminals": np.full(STEPS, 0.5)}, 0, "terminated", "beside 0 and 1"),
+    "no time": ({"timeouts": np.full(STEPS, np.nan)}, 0, "truncated", "beside 0 and 1"),
     "loose": ({"next_observations": np.zeros((STEPS, 3), "f4")}, 0, "next_obs", "follow"),
 }
 
