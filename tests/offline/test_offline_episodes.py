@@ -22,7 +22,7 @@ def episode(steps: int, seed: int = 0, *, truncated: bool = False, nested: bool 
     obs = rng.normal(size=(steps + 1, 3)).astype(np.float32)
     ended = np.arange(steps) == steps - 1
     return {
-        "obs": {"place": obs, "pair": (obs[:, 0] * 2, obs[:, :2])} if nested else obs,
+        "obs": {"place": obs, "pair": {"a": obs[:, 0] * 2, "b": obs[:, :2]}} if nested else obs,
         "action": rng.integers(0, 5, steps),
         "reward": rng.normal(size=steps),
         "terminated": ended & (not truncated),
