@@ -67,9 +67,7 @@ def cluster_status(*statuses):
 
 @st.composite
 def tables(draw):
-    lag = st.fixed_dictionaries(
-        {"newest": counts, "oldest": counts}, optional={"lag": counts}
-    )
+    lag = st.fixed_dictionaries({"newest": counts, "oldest": counts}, optional={"lag": counts})
     return table_status(
         **{key: draw(counts) for key in COUNTS},
         **{key: draw(seconds) for key in RATES},
