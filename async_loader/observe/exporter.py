@@ -169,7 +169,7 @@ def _numbers(
     for key, value in values.items():
         if isinstance(value, int | float):
             family = CounterMetricFamily if key in counters else GaugeMetricFamily
-            name = _UNITS.get(key, re.sub(r"_s$", "_seconds", key))
+            name = _UNITS.get(key, re.sub(r"(?<!per)_s$", "_seconds", key))
             text = f"{key} of a {prefix.partition('_')[0]}'s status or stats."
             metric = family(f"async_loader_{prefix}_{name}", text, labels=tuple(labels))
             metric.add_metric([str(one) for one in labels.values()], float(value))
