@@ -16,7 +16,7 @@ import numpy as np
 from async_loader.errors import Unsupported
 from async_loader.replay.base.compiled import served_mark
 from async_loader.replay.base.row_format import FINAL, TRUNCATED
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.samplers import (
     Balanced,
@@ -87,7 +87,7 @@ def _serve(
     with ReplayBuffer(
         16, schema, sampler=sampler, view=view, max_times_sampled=times, seed=0
     ) as buffer:
-        table = NonblockingTable(parts_of(buffer))
+        table = NonblockingTable(shared_table(buffer))
         assert table.schema is not None
         columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
         given = np.full(4, np.nan if view is None else 1.0)

@@ -300,7 +300,7 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     other, _ = made(name, capacity)
     runs = [Run(one, 5, view) for one in (buffer, other)]
     for run in runs:
-        debug_state(run.buffer).table_sampler.read_plan(view, debug_state(run.buffer).state.sampler)
+        debug_state(run.buffer).state.read_plan(view, debug_state(run.buffer).state.sampler)
         for _ in range(400):
             run.add()
     buffer.save(tmp_path)

@@ -13,7 +13,7 @@ from async_loader.errors import Broken, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.row_format import CURSOR, TERMINATED, TRUNCATED
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
@@ -37,7 +37,7 @@ class _Steps:
 
     def __init__(self, table: Table, form: TransitionFormat, linked: bool) -> None:
         self.table, self._form, self._linked = table, form, linked
-        self._n_envs, self._state = form.n_envs, parts_of(table).state
+        self._n_envs, self._state = form.n_envs, shared_table(table)
         self.gather = gatherer(self._state, form.n_envs, linked)
 
     def _extend(self, values: Sequence[Any], timeouts: Timeouts) -> Ids:
@@ -85,7 +85,7 @@ class PlacedSteps(_Steps):
         super().__init__(table, form, False)
         self._size = size
         self._newest = -n_envs if saved is None else int(saved.extra)
-        drawing = parts_of(table).table_sampler
+        drawing = shared_table(table)
         self._reader = drawing.reader(drawing.read_plan(None))
         self._rows = self._state.table.storage.layout.rows
         with self._state.lock:  # so that a run's first steps do not wait for it

@@ -37,8 +37,7 @@ def load(
 
 
 def load_into(
-    table_state: TableState,
-    table_sampler: TableSampler,
+    table_state: TableSampler,
     saver: Saver,
     path: str | os.PathLike[str],
     number: int | None,
@@ -66,7 +65,7 @@ def load_into(
                 table_state.catch_up()
                 loading.replace(table_state)
                 table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
-                table_sampler.forget()
+                table_state.forget()
     finally:
         saver.ended()
 

@@ -42,7 +42,6 @@ import numpy as np
 from async_loader.errors import ConfigError, Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.array_types import Array, Bytes, Ids
-from async_loader.replay.base.row_format import ROW_CHANGED
 from async_loader.replay.checkpoint.manifest import (
     DATA,
     MANIFEST,
@@ -103,14 +102,14 @@ class Snapshot:
     def changed_rows(self) -> Ids:
         """Return the rows that have changed since they were copied last."""
         dirty = self._table.dirty
-        rows: Ids = np.flatnonzero((dirty & ROW_CHANGED).view(np.bool_))
+        rows: Ids = np.flatnonzero(dirty.view(np.bool_))
         dirty[:] = 0
         return rows
 
     def left(self) -> int:
         """Estimate the bytes of what has changed, while other threads write. Without the lock."""
         # numpy fails if the array changes while it counts
-        left: int = self._width * int(np.count_nonzero(self._table.dirty & ROW_CHANGED))
+        left: int = self._width * int(np.count_nonzero(self._table.dirty.view(np.bool_)))
         ring = self._table.ring
         return left if ring is None else left + ring.head - max(self._ring_next, ring.floor)
 

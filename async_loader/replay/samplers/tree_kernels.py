@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.row_format import ALIVE, DIRTY, GIVEN
+from async_loader.replay.base.row_format import ALIVE, GIVEN
 from async_loader.replay.kernels.machine import prefetch
 from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
 
@@ -50,7 +50,6 @@ def _find(g: Any, ids: Any, rows: Any) -> None:
         rows[i] = row_of(g, ids[i])
         if rows[i] >= 0:
             prefetch(g[GIVEN] + 8 * rows[i])
-            prefetch(g[DIRTY] + rows[i])
             prefetch(g[ALIVE] + rows[i])
 
 

@@ -80,7 +80,7 @@ class Table(TableWriting):
             rows = drawn.rows
             kept = np.full(len(rows), -1, np.int64)
             self.unfinished = True
-            self._k.use_up(self.times, self.dirty, rows, self._most, kept)
+            self._k.use_up(self.times, rows, self._most, kept)
             kept = kept[kept >= 0]
             self.sampled += len(kept)
             ids.append(self.ids[rows[kept]])
