@@ -178,7 +178,8 @@ class ReplayBuffer(TableMethods):
             Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the
             schema links them (``Field(stack=..., next=...)``) final observations and open episodes
             take rows too: room for one final observation for each item with ``next``, and for 64
-            open episodes. Give more where more episodes are open at once.
+            open episodes. Give more where more are open at once: a step that waits for its
+            successors while all rows are written once over never becomes an item.
         view, seed : as in ReplayBuffer, optional
 
         Raises

@@ -48,7 +48,7 @@ class ReplaySource:
     Raises
     ------
     ConfigError
-        If ``min_size`` is below 1 or above the capacity, or the schema does not allow the view.
+        If ``min_size`` is below 1 or above what the table holds, or the schema forbids the view.
     """
 
     def __init__(
@@ -58,13 +58,7 @@ class ReplaySource:
         chosen: SourceSampler,
         min_size: int,
     ) -> None:
-        most = table_state.capacity
         min_size = positive("min_size", min_size)
-        if most is not None and min_size > most:
-            raise ConfigError(
-                f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's "
-                "capacity"
-            )
         self._table_state, sampler = table_state, chosen.sampler
         self._view, self._sampler, self._goal_seeds = view, sampler, chosen.goal_seeds()
         self._goal_numbers: RandomNumbers | None = None
@@ -77,7 +71,7 @@ class ReplaySource:
         if table_state.ready:
             self._table_state.read_plan(view, sampler)
             with table_state.lock:
-                self._table_state.check_size(min_size)
+                table_state.check_ever(sampler, 0, min_size)
         if chosen.own is not None:
             self._own = weakref.finalize(self, table_state.let_go_of, chosen.own)
             self._own.atexit = False

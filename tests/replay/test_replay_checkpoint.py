@@ -28,7 +28,7 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import ConfigError
-from async_loader.replay.checkpoint import settings
+from async_loader.replay.checkpoint import manifest
 from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
 
@@ -60,7 +60,7 @@ TABLES = {
 def made(name: str, capacity: int = 100) -> tuple[ReplayBuffer, Transitions | None]:
     schema, given, view = TABLES[name]
     kinds = {
-        key: settings.settings_of(settings.settings_json(one), key)
+        key: manifest.settings_of(manifest.settings_json(one), key)
         for key, one in given.items()
         if key != "max_times_sampled"
     }

@@ -12,7 +12,7 @@ import numpy as np
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
-from async_loader.replay.checkpoint import settings
+from async_loader.replay.checkpoint import manifest
 from async_loader.replay.checkpoint.manifest import Checkpoint
 from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
 from async_loader.replay.samplers.binding import seeds_of
@@ -81,8 +81,8 @@ class _Loading:
         found = {}
         for role in ("sampler", "remover"):
             saved, given = self._saved[role], self._given.get(role)
-            found[role] = settings.settings_of(saved, role) if given is None else given
-            self._kept[role] = given is None or settings.settings_json(given) == saved
+            found[role] = manifest.settings_of(saved, role) if given is None else given
+            self._kept[role] = given is None or manifest.settings_json(given) == saved
         return found
 
     def into(self, make: Callable[..., Any]) -> Any:
@@ -93,8 +93,8 @@ class _Loading:
         if capacity is None:
             capacity = f"{given.pop('max_bytes')}B"
         if "view" not in given:
-            given["view"] = settings.settings_of(saved["view"], "view")
-        given.setdefault("limiter", settings.limiter_of(saved["limiter"]))
+            given["view"] = manifest.settings_of(saved["view"], "view")
+        given.setdefault("limiter", manifest.limiter_of(saved["limiter"]))
         given.setdefault("max_times_sampled", saved["max_times_sampled"])
         buffer = make(capacity, **{**given, **self.samplers()})
         table_state: TableState = buffer._table_state
@@ -111,7 +111,7 @@ class _Loading:
         """Replace the table's contents. Under the lock."""
         saved, had_steps = self._table, table_state.ready
         if saved is not None:
-            schema = settings.schema_of(saved["schema"])
+            schema = manifest.schema_of(saved["schema"])
             if not had_steps:
                 table_state.allocate(schema)
             if schema != table_state.schema:
@@ -150,7 +150,7 @@ class _Loading:
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
-        streams = {settings.name_of(name): last for name, last in saved["streams"]}
+        streams = {manifest.name_of(name): last for name, last in saved["streams"]}
         known: list[tuple[Sampler, dict[str, Any]]] = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
@@ -160,7 +160,7 @@ class _Loading:
         table.restore(saved, streams, first)
         for one, state in known:  # what it gave by itself is not the largest that was given
             one.restore(state)
-        table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
+        table_state.carry_account(manifest.limiter_of(self._saved["limiter"]))
 
     def _fill_column(self, name: str, array: Array) -> None:
         there = self._targets >= 0
@@ -176,7 +176,7 @@ class _Loading:
     def _follow(self, table_state: TableState) -> None:
         """Make the samplers of views of sequences that the table lacks. Under the lock."""
         for saved, state in self._from.manifest.samplers["sequences"]:
-            view = settings.settings_of(saved, "view")
+            view = manifest.settings_of(saved, "view")
             one = table_state.sequence_samplers.get(view)
             state = self._state("sampler", state)
             if one is None:

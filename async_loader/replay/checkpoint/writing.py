@@ -48,9 +48,11 @@ from async_loader.replay.checkpoint.manifest import (
     Block,
     Manifest,
     folder_name,
+    limiter_json,
     saves,
+    schema_json,
+    settings_json,
 )
-from async_loader.replay.checkpoint.settings import limiter_json, schema_json, settings_json
 from async_loader.replay.samplers.binding import seeds_json
 from async_loader.replay.stream_names import lasting_json
 from async_loader.replay.table.table import Table

@@ -14,8 +14,6 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.limiter_arithmetic import LimiterState
-from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.samplers.binding import RandomNumbers, Seeded
@@ -271,64 +269,21 @@ class TableSampler(TableState):
                 f"needs{_needs(sampler)}, add more"
             )
         if self.ready:
-            self._check_ever(sampler, count, min_size, most or 0)
+            self.check_ever(sampler, count, min_size)
         lag = _inner(sampler)
         return reason + (lag.left_out if isinstance(lag, LagSampler) else "")
 
-    def _check_ever(self, sampler: Sampler, count: int, min_size: int, held: int) -> None:
-        """Raise ConfigError if ``count`` items can never be drawn at once. ``held``: now."""
-        table = self.table
-        limits, capacity = self.limits, table.storage.layout.capacity
-        if _noun(sampler) != "steps":
-            wanted = min_size if sampler.repeats else max(count, min_size)
-            if wanted > capacity:
-                raise ConfigError(
-                    f"{wanted:,} sequences are asked for, and a table of {capacity:,} steps holds "
-                    "one for each step at most: ask for fewer, or raise the capacity"
-                )
-            return
-        surely = self.check_size(min_size)
-        if sampler.repeats and not self.max_times_sampled:
-            return
+    def check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
+        """Raise ConfigError for more items than the table ever holds at once. Under the lock."""
+        table, capacity = self.table, self.table.storage.layout.capacity
+        surely = capacity if _view(sampler) else table.surely(int(table.g[LOOKAHEAD]))
         times = self.max_times_sampled if sampler.repeats else 1
-        if count > times * surely:
+        wanted = max(min_size, -(-count // times) if times else 0)
+        if wanted > surely:
             raise ConfigError(
-                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
-                f"table of {capacity:,} steps holds at once, {times * surely:,}: draw fewer at a "
-                "time, or raise the capacity"
-            )
-        if limits is not None:
-            self._check_limiter(limits, count, held, times)
-
-    def check_size(self, min_size: int) -> int:
-        """Return how many items the table holds at every moment. Under the lock.
-
-        Raises ConfigError if that is less than ``min_size``.
-        """
-        table = self.table
-        surely = table.surely(int(table.g[LOOKAHEAD]))
-        if min_size > surely:
-            raise ConfigError(
-                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
-                f"of which {surely:,} can be drawn while an episode is open: use {surely:,} or "
-                "less, or raise the capacity"
-            )
-        return surely
-
-    def _check_limiter(self, limits: LimiterState, count: int, held: int, times: int) -> None:
-        """Raise ConfigError if the limiter stops inserting before there are enough items."""
-        more = limits.insertable()
-        if more == UNLIMITED or (
-            more and self.table.g[LOOKAHEAD]
-        ):  # a step may make items of several
-            return
-        most = max(len(self.table) + more, limits.config.min_size_to_sample)
-        if count > max(held, times * most):
-            buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
-            raise ConfigError(
-                f"{count:,} can never be sampled at once: {limits.config} stop inserting at "
-                f"{most:,} items, and no item is drawn {_too_often(times)}: sample fewer at a "
-                f"time, or use {buffer}"
+                f"{wanted:,} items are asked for at once, and the table keeps {capacity:,} steps, "
+                f"of which {surely:,} can be drawn while an episode is open: ask for fewer, or "
+                "raise the capacity"
             )
 
     def not_enough(self, count: int, sampler: Sampler | None = None) -> NotEnoughData:
@@ -363,25 +318,26 @@ def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
     return rebuilt
 
 
-def _too_often(times: int) -> str:
-    return "twice" if times == 1 else f"more than {times} times"
-
-
-def _noun(sampler: Sampler) -> str:
-    return "sequences" if isinstance(_inner(sampler), SequenceSampler) else "steps"
-
-
 def _inner(sampler: Sampler) -> Sampler:
     """Return what draws, behind a seed of its own."""
     return sampler.sampler if isinstance(sampler, Seeded) else sampler
 
 
+def _view(sampler: Sampler) -> Sequences | None:
+    """Return the view whose sequences a sampler draws."""
+    sampler = _inner(sampler)
+    return sampler.view if isinstance(sampler, SequenceSampler) else None
+
+
+def _noun(sampler: Sampler) -> str:
+    return "steps" if _view(sampler) is None else "sequences"
+
+
 def _needs(sampler: Sampler) -> str:
     """Say what a sequence is made of, as a part of a message."""
-    sampler = _inner(sampler)
-    if not isinstance(sampler, SequenceSampler):
+    view = _view(sampler)
+    if view is None:
         return ""
-    view = sampler.view
     if view.whole:
         return f" (each is an episode of {view.length:,} steps or fewer that has ended)"
     steps = (view.least - 1) * view.dilation + 1

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import Broken
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.samplers import Draw, Items, Sampler, one_scale
+from async_loader.replay.samplers.sampler import wrong_counts
 from async_loader.replay.table.rebuild import derive, rebuild
 from async_loader.replay.table.write import TableWriting
 from async_loader.source import Applied
@@ -59,10 +59,8 @@ class Table(TableWriting):
         """
         drawn = sampler.draw(count)
         if len(drawn.rows) < count:
-            raise Broken(
-                f"{sampler!r} drew {len(drawn.rows)} items where {count} are wanted and "
-                f"{self.held_for(sampler):,} are counted. The counts of this table are wrong: save "
-                "it, and load it again, which counts anew"
+            raise wrong_counts(
+                f"{sampler!r} drew {len(drawn.rows)} items of {self.held_for(sampler):,}"
             )
         return drawn
 
@@ -93,12 +91,7 @@ class Table(TableWriting):
                 weight = one_scale(weights)[0] if weights else None
                 return Drawn(np.concatenate(ids), weight)
             if not len(kept):
-                raise Broken(
-                    f"{sampler!r} drew {len(rows)} rows, and none of them holds an item with "
-                    f"a draw left, where {count} more are wanted and {len(self):,} are counted. "
-                    "The counts of this table are wrong: save it, and load it again, which counts "
-                    "anew"
-                )
+                raise wrong_counts(f"{sampler!r} drew none with a draw left of {len(self):,}")
             drawn = sampler.draw(count)
 
     def prioritize(self, ids: Ids, priority: Floats) -> Applied:
