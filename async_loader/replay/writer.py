@@ -151,8 +151,7 @@ class LocalWriter:
         values = one_of(batch, fields, "batch")
         names: Any = self.stream
         if stream is not None:
-            known = self._table_state.table.streams if self._table_state.ready else ()
-            names = stream_names(stream, count_of(values), known)
+            names = stream_names(stream, count_of(values))
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
         return self._extend_together(

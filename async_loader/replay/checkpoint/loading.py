@@ -17,10 +17,8 @@ from async_loader.replay.checkpoint.manifest import Checkpoint
 from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
 from async_loader.replay.samplers.binding import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
-from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.storage import Storage
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 
@@ -48,26 +46,23 @@ def load_into(
     Whatever can be refused is refused before any change. The files have been verified; one that
     changes afterwards leaves the table empty, and so may Ctrl-C.
     """
-    try:
-        with (
-            saver.alone(path, timeout_s),
-            contextlib.closing(Checkpoint.find(path, number)) as checkpoint,
-        ):
+    with (
+        saver.alone(path, timeout_s),
+        contextlib.closing(Checkpoint.find(path, number)) as checkpoint,
+    ):
+        table_state.check_open()
+        for _ in checkpoint.blocks("rows", "column", "ring"):
+            continue
+        loading = _Loading(
+            checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
+        )
+        loading.samplers()
+        with table_state.lock:
             table_state.check_open()
-            for _ in checkpoint.blocks("rows", "column", "ring"):
-                continue
-            loading = _Loading(
-                checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
-            )
-            loading.samplers()
-            with table_state.lock:
-                table_state.check_open()
-                table_state.catch_up()
-                loading.replace(table_state)
-                table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
-                table_state.forget()
-    finally:
-        saver.ended()
+            table_state.catch_up()
+            loading.replace(table_state)
+            table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
+            table_state.forget()
 
 
 class _Loading:
@@ -146,7 +141,7 @@ class _Loading:
     def _put(self, table_state: TableState, saved: dict[str, Any]) -> None:
         """Fill an empty table. Under the lock."""
         table = table_state.table
-        self._targets, first = self._rows(table, saved)
+        self._targets = self._rows(table, saved)
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
@@ -157,7 +152,7 @@ class _Loading:
             if state is not None and (role == "sampler" or table.free is not None):
                 known.append((one, state))
                 one.restore(state)
-        table.restore(saved, streams, first)
+        table.restore(saved, streams)
         for one, state in known:  # what it gave by itself is not the largest that was given
             one.restore(state)
         table_state.carry_account(manifest.limiter_of(self._saved["limiter"]))
@@ -193,31 +188,22 @@ class _Loading:
     def _check(self, table_state: TableState, saved: dict[str, Any]) -> None:
         table, layout = table_state.table, table_state.table.storage.layout
         same = (layout.capacity, layout.rows) == (self._saved["capacity"], saved["rows"])
-        if not saved["ordered"] and table.free is None:
+        ordered = table.free is None
+        if saved["ordered"] != ordered or not (same or ordered):
             raise ConfigError(
-                "this checkpoint's rows were taken out of order by its remover, and "
-                f"{table_state.remover!r} overwrites them in order: pass another remover"
+                f"{table_state.remover!r}, capacity={layout.capacity}: this checkpoint's remover "
+                f"took rows {'in' if saved['ordered'] else 'out of'} order, and its capacity is "
+                f"{self._saved['capacity']}: load it with that remover, and out of order with that "
+                "capacity"
             )
-        if not saved["ordered"] and not same:
+        if table.ring is not None and table.ring.size != saved["ring"][2]:
             raise ConfigError(
-                f"capacity={table_state.capacity}: this checkpoint has {self._saved['capacity']}, "
-                "and its remover takes rows out of order, so that there is no newest part of it: "
-                "load it with the capacity that it has"
-            )
-        if (
-            saved["ordered"]
-            and table.free is not None
-            and (not same or saved["lookahead"] > table.g[LOOKAHEAD])
-        ):
-            raise ConfigError(
-                f"{table_state.remover!r} takes rows out of order, and this checkpoint was "
-                "overwritten in order: load it with the capacity that it has, and without n-step "
-                "returns having been drawn from it"
+                "a checkpoint with compressed values is loaded with the capacity and the max_bytes "
+                "that it was saved with: leave them out of from_checkpoint"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any]) -> tuple[Ids, int]:
-        """Write each saved row to its place. Return the places, -1 for rows that are left out, and
-        the first id for whose compressed values there is room.
+    def _rows(self, table: Table, saved: dict[str, Any]) -> Ids:
+        """Write each saved row to its place. Return the places, -1 for rows that are left out.
 
         Processes that hold earlier ids may be reading the rows. So rows get their ids when all are
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
@@ -247,11 +233,12 @@ class _Loading:
                 there = found >= 0
                 part[found[there]] = values[there]
             targets[rows], names[found[there]] = found, ids[there]
-        first = 0
         if table.ring is not None:
-            first = _put_values(storage, table.ring, self._from, saved["ring"][:2], names)
+            blocks = ((about["start"], raw) for about, raw in self._from.blocks("ring"))
+            floor, head, _ = saved["ring"]
+            table.ring.restore(floor, head, blocks, names)
         table.publish(names)
-        return targets, first
+        return targets
 
 
 def _without_ids(packed: Bytes, before: Ids) -> Bytes:
@@ -265,54 +252,3 @@ def _without_ids(packed: Bytes, before: Ids) -> Bytes:
     version = (np.maximum(flags, before) // (2 * VERSION_ONE) + 1) * (2 * VERSION_ONE)
     words[:, FLAGS // 8] = flags % VERSION_ONE + version
     return made
-
-
-def _put_values(
-    storage: Storage, ring: CompressedRing, checkpoint: Checkpoint, saved: list[int], ids: Ids
-) -> int:
-    """Put the compressed values of loaded rows into the ring one behind the other, whatever its
-    size, and point the rows to them.
-
-    A save holds the bytes of the ring by their positions; the values of steps that have left the
-    table meanwhile may be among them, and torn.
-
-    Parameters
-    ----------
-    saved : [int, int]
-        The floor and the head of the saved ring.
-    ids : int64 array [rows]
-        Of the rows, -1 for those that hold nothing. Rows that are being read have none yet.
-
-    Returns
-    -------
-    int
-        The first id whose values, and those of all later ones, have room; 0 if all have.
-    """
-    floor, head = saved
-    found = np.zeros(head - floor, np.uint8)
-    for about, data in checkpoint.blocks("ring"):
-        start = about["start"] - floor
-        low = max(0, -start)
-        found[start + low : max(0, start + len(data))] = data[low:]
-    rows = np.argsort(ids, kind="stable")
-    rows = rows[ids[rows] >= 0]
-    coded = [(i, one) for i, one in enumerate(storage.layout.schema.fields) if one.codec]
-    cells, limits = [storage.cell(i) for i, _ in coded], [one.nbytes for _, one in coded]
-    places = np.stack([cell[rows] for cell in cells], axis=1)  # [rows, fields, 2]
-    counts = places[:, :, 1]
-    there = (places[:, :, 0] >= floor) & (counts > 0) & (counts <= limits)
-    there &= places[:, :, 0] + counts <= head
-    room = np.where(there, (counts + 7) // 8 * 8, 0)
-    after = room.sum(axis=1)[::-1].cumsum()[::-1]  # of a row and all later ones
-    fits = after <= ring.most
-    there &= fits[:, None]
-    room = np.where(there, room, 0)
-    base = ring.begin_above(head)
-    positions = np.where(there, base + (room.cumsum() - room.reshape(-1)).reshape(room.shape), -1)
-    ring.put_back(found, positions[there], places[:, :, 0][there] - floor, counts[there])
-    first = np.where(there, positions, base + int(room.sum())).min(axis=1)
-    ring.note(rows, np.where(there.any(axis=1), first, base), base + int(room.sum()))
-    for at, cell in enumerate(cells):  # a position below the floor says that a value is gone
-        cell[rows, 0] = positions[:, at]
-        cell[rows, 1] = np.where(there, counts, 1)[:, at]
-    return 0 if fits.all() else int(ids[rows[int(np.argmax(fits))]])

@@ -151,7 +151,7 @@ def settings_of_table(table_state: TableState) -> dict[str, Any]:
     """Return what a table was made with, as JSON. Under the lock."""
     return {
         "capacity": table_state.capacity,
-        "max_bytes": None if table_state.ready else table_state.max_bytes,
+        "max_bytes": table_state.max_bytes,
         "max_times_sampled": table_state.max_times_sampled,
         "sampler": settings_json(table_state.sampler),
         "remover": settings_json(table_state.remover),
@@ -245,20 +245,14 @@ class Saver:
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
         self.beside: tuple[str, Callable[[], bytes]] | None = None
-        self._one, self._turn = threading.Lock(), threading.Condition()
+        self._one = threading.Lock()
         self._pause_s = 0.0
 
-    def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
-        """Return the lock of the one save or load that may run; with a ``timeout_s``, once it is
-        free.
+    @contextlib.contextmanager
+    def alone(self, path: object, timeout_s: float | None) -> Iterator[None]:
+        """Save or load alone.
 
-        Hold it by ``with`` during the save or load, and call `ended` after it. It is a lock and not
-        a context manager in Python, which Ctrl-C could leave taken.
-
-        Raises
-        ------
-        Timeout
-            While another one lasts.
+        Raises Timeout if another save or load is under way, Unsupported in a fork.
         """
         if self._table_state.foreign:
             raise Unsupported(
@@ -266,28 +260,21 @@ class Saver:
                 "out of step"
             )
         limit = seconds_or_none("timeout_s", timeout_s)
-        if limit is not None:
-            with self._turn:
-                if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
-                    raise Timeout(
-                        f"{path}: {limit:g} s have passed, and another save or load of this table "
-                        "is under way"
-                    )
-        return self._one
-
-    def ended(self) -> None:
-        """Wake the calls that wait in `alone`."""
-        with self._turn:
-            self._turn.notify_all()
+        if not self._one.acquire(timeout=-1 if limit is None else min(limit, LONGEST_S)):
+            raise Timeout(
+                f"{path}: {limit:g} s have passed, and another save or load of this table is under "
+                "way"
+            )
+        try:
+            yield
+        finally:
+            self._one.release()
 
     def save(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> SaveReport:
         """See `ReplayBuffer.save`."""
         root = Path(path_of("path", path)).absolute()
-        try:
-            with self.alone(path, timeout_s):
-                return self._save(root)
-        finally:
-            self.ended()
+        with self.alone(path, timeout_s):
+            return self._save(root)
 
     def _save(self, root: Path) -> SaveReport:
         started = time.monotonic()

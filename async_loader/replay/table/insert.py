@@ -167,7 +167,7 @@ class Inserter(TableSampler):
                 steps = packer.rows(batch, said, final_obs).steps
                 if priority is not None or self.prioritized:
                     self._priorities(priority, steps)
-                stream_names(stream, steps, ())
+                stream_names(stream, steps)
 
             self._begin(schema_of_columns(batch), check)
         rows = self.step_packer.rows(batch, said, final_obs)
@@ -210,7 +210,7 @@ class Inserter(TableSampler):
                     return last
             except ValueError:  # a list with arrays
                 pass
-        names = stream_names(stream, steps, table.streams)
+        names = stream_names(stream, steps)
         if isinstance(names, list):
             numbers = table.numbers(names)
         else:

@@ -162,18 +162,13 @@ class Table(TableWriting):
             "streams": streams,
         }
 
-    def restore(
-        self, saved: Mapping[str, Any], streams: Mapping[Hashable, int], first: int = 0
-    ) -> None:
-        """Continue from a `state`, when rows and what has an entry per row are in place.
-
-        ``first``: see `derive`.
-        """
+    def restore(self, saved: Mapping[str, Any], streams: Mapping[Hashable, int]) -> None:
+        """Continue from a `state`, when rows and what has an entry per row are in place."""
         numbers, last = self.numbers(streams), np.array(list(streams.values()), np.int64)
         self.last[numbers] = last
         self._stale = set(numbers[last >= 0].tolist())
         g = self.g
         g[r.CURSOR], g[r.LOOKAHEAD] = saved["cursor"], max(g[r.LOOKAHEAD], saved["lookahead"])
         self.inserted, self.sampled, self.carried, self.cleared = (saved[name] for name in _COUNTS)
-        derive(self, first)
+        derive(self)
         rebuild(self)
