@@ -214,24 +214,21 @@ class _Loading:
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was_rows, -1, np.int64)
         for about, raw in self._from.blocks("rows"):
-            count, start = about["count"], about["start"]
-            if start is None:
-                rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
-            else:
-                rows = np.arange(start, start + count)
-            end, ids, found = 0, rows, rows
+            count = about["count"]
+            rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
+            heads = raw[: count * parts[0].shape[1]].reshape(count, -1)
+            ids = np.ascontiguousarray(heads[:, :8]).view(np.int64)[:, 0] - 1
+            found = np.where(ids >= 0, rows, -1)
+            if saved["ordered"]:
+                kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
+                found = np.where(kept, ids % layout.rows, -1)
+            there, end = found >= 0, 0
             for part in parts:
                 begin, end = end, end + count * part.shape[1]
-                values = raw[begin:end].reshape(count, part.shape[1])
-                if begin == 0:
-                    ids = np.ascontiguousarray(values[:, :8]).view(np.int64)[:, 0] - 1
-                    found = np.where(ids >= 0, rows, -1)
-                    if saved["ordered"]:
-                        kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
-                        found = np.where(kept, ids % layout.rows, -1)
-                    values = _without_ids(values, flags[np.maximum(found, 0)])
-                there = found >= 0
-                part[found[there]] = values[there]
+                values = raw[begin:end].reshape(count, part.shape[1])[there]
+                if not begin:
+                    values = _without_ids(values, flags[found[there]])
+                part[found[there]] = values
             targets[rows], names[found[there]] = found, ids[there]
         if table.ring is not None:
             blocks = ((about["start"], raw) for about, raw in self._from.blocks("ring"))
