@@ -7,7 +7,7 @@ Where the schema or the view links them, rows lie beside the items: the final ob
 episode, the steps of an open episode that wait for their successors, and the past that the stacks
 of its next steps show. So that ``size`` items can wait however short the episodes are, each item
 has a row for a final observation, and there are rows for `OPEN_EPISODES` open episodes. Where more
-are open, or one stands still while so many rows are written, its steps that wait are given up.
+are open, or one stands still while as many rows are written, its steps that wait are given up.
 """
 
 from __future__ import annotations

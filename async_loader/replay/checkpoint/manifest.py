@@ -152,7 +152,7 @@ def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
     return tree.Node(kind, names, tuple(map(_node_of, children)))
 
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST, DATA = "manifest.json", "data.bin"
 _HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
 

@@ -22,9 +22,15 @@ from async_loader.replay.samplers.sampler import (
     Rows,
     Sampler,
     shortcut,
+    wrong_counts,
 )
 
 _AHEAD = 16_384
+_TRIES = 64
+"""Rows that are looked at for an item, at most, where four are enough on average."""
+SPARSE = 4
+"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
+_ALL = np.empty(0, np.int64)
 
 
 class RandomNumbers:
@@ -191,6 +197,8 @@ class Binding:
     uses them. Your own sampler need not derive from it.
     """
 
+    _k: Any  # row_kernels
+
     def __init__(self) -> None:
         self._taken = False
         self._draws = 0
@@ -213,6 +221,26 @@ class Binding:
 
     def _bound(self) -> None:
         """Check the items, and import kernels."""
+
+    def _any_items(self, count: int, among: Rows | None = None) -> Rows:
+        """Draw rows until ``count`` of them hold an item, each with the same probability.
+
+        ``among``: rows to draw from; by default all, or those that hold an item if few do.
+        """
+        items = self._items
+        if among is None:
+            sparse = items.count * SPARSE < items.top
+            among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
+        rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
+        tries = 0
+        while filled < count:
+            if tries > _TRIES * (count + _TRIES):
+                raise wrong_counts(f"{tries:,} draws found {filled} of {items.count:,} items")
+            ahead = self._numbers.ahead(count - filled)
+            filled, used = self._k.any_items(ahead, items.alive, among, candidates, rows, filled)
+            self._numbers.drop(used)
+            tries += used
+        return rows
 
     def reset(self) -> None:
         """Forget all items: those that there are come again."""

@@ -309,7 +309,7 @@ class Prioritized(Binding):
         if not self._masses.root > 0:
             self._draws += 1
             weight = np.full(count, 0.0 if self.gives_masses else 1.0, np.float32)
-            return Draw(self._k.draw_any(self._numbers, self._items, count), weight)
+            return Draw(self._any_items(count), weight)
         base, beta = self._weighing()
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
         weight = np.empty(count, np.float32)

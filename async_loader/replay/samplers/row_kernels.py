@@ -20,8 +20,6 @@ from async_loader.replay.base.compiled import kernel
 from async_loader.replay.base.row_format import ALIVE, GIVEN
 from async_loader.replay.kernels.machine import prefetch
 from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
-from async_loader.replay.samplers.binding import RandomNumbers
-from async_loader.replay.samplers.sampler import Items, Rows, wrong_counts
 
 
 @kernel(inline=True)
@@ -115,36 +113,6 @@ def smallest(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, out: Any
         heap[size], places[row] = row, size
         _up(heap, places, keys, ages, size)
         size += 1
-
-
-_TRIES = 64
-"""Rows that are looked at for an item, at most, where four are enough on average."""
-
-
-SPARSE = 4
-"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
-_ALL = np.empty(0, np.int64)
-
-
-def draw_any(numbers: RandomNumbers, items: Items, count: int, among: Rows | None = None) -> Rows:
-    """Draw items with equal probability: from the rows ``among``, of which a quarter or more should
-    hold an item, or from all; O(rows) then, if fewer than a quarter of these do.
-
-    Raises Broken where hardly any does.
-    """
-    if among is None:
-        sparse = items.count * SPARSE < items.top
-        among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
-    rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
-    tries = 0
-    while filled < count:
-        if tries > _TRIES * (count + _TRIES):
-            raise wrong_counts(f"{tries:,} draws found {filled} of {items.count:,} items")
-        ahead = numbers.ahead(count - filled)
-        filled, used = any_items(ahead, items.alive, among, candidates, rows, filled)
-        numbers.drop(used)
-        tries += used
-    return rows
 
 
 @kernel(keeps_gil=True)

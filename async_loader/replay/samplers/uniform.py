@@ -11,7 +11,7 @@ import numpy as np
 from async_loader.errors import ConfigError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Ids
-from async_loader.replay.samplers.binding import Binding
+from async_loader.replay.samplers.binding import SPARSE, Binding
 from async_loader.replay.samplers.prioritized import SumTree
 from async_loader.replay.samplers.priority_rules import Linear, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows, wrong_counts
@@ -289,7 +289,7 @@ class Uniform(Binding):
         could not be read.
         """
         items = self._items
-        if not self.repeats or items.count * self._k.SPARSE < items.top or not items.count:
+        if not self.repeats or items.count * SPARSE < items.top or not items.count:
             return False
         ahead = self._numbers.ahead(2 * len(reading.ids))
         used = self._rows.read_any(
@@ -299,13 +299,13 @@ class Uniform(Binding):
         return bool(used)
 
     def _any(self, count: int) -> Rows:
-        return self._k.draw_any(self._numbers, self._items, count, self._list())
+        return self._any_items(count, self._list())
 
     def _list(self) -> Rows | None:
         """Return the list of rows, if one is needed."""
         items, listed = self._items, self._listed
         if listed is None:
-            if items.count * self._k.SPARSE >= items.top:
+            if items.count * SPARSE >= items.top:
                 return None
             listed = np.flatnonzero(items.alive[: items.top])
         elif len(listed) > 2 * items.count:

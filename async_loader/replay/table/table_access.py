@@ -287,7 +287,7 @@ class TableAccess:
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
     def has_room(self, rows: int) -> bool:
-        """Return whether a queue has so many rows that no item is in."""
+        """Return whether a queue has ``rows`` rows that hold no item."""
         table = self._table
         return table is None or not table.keeps or table.room(rows) >= rows
 
