@@ -275,12 +275,11 @@ class Checkpoint:
 
     def __init__(self, root: Path, number: int) -> None:
         self.manifest = Manifest.read(root / folder_name(number) / MANIFEST)
-        if self.manifest.number != number:
-            raise CorruptCheckpoint(
-                f"{root / folder_name(number) / MANIFEST}: is that of save {self.manifest.number}: "
-                "folders were renamed"
-            )
         self._path = root / folder_name(number) / DATA
+        if (size := os.path.getsize(self._path)) != self.manifest.nbytes:
+            raise CorruptCheckpoint(
+                f"{self._path}: has {size:,} bytes, and its manifest says {self.manifest.nbytes:,}"
+            )
         self._file = open(self._path, "rb")  # noqa: SIM115 (closed by `close`)
 
     @classmethod
@@ -332,8 +331,3 @@ class Checkpoint:
                     )
                 yield block.about, np.frombuffer(raw, np.uint8)
             start += block.nbytes
-        self._file.seek(start)
-        if self._file.read(1):
-            raise CorruptCheckpoint(
-                f"{self._path}: has more than the {start:,} bytes that its manifest says"
-            )

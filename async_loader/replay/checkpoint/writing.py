@@ -25,7 +25,6 @@ comes again in a later round; where a save holds a row more than once, the last 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -39,7 +38,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from async_loader.errors import ConfigError, Timeout, Unsupported
+from async_loader.errors import Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.checkpoint.manifest import (
@@ -173,13 +172,6 @@ def sampler_states(table_state: TableState) -> dict[str, Any]:
     }
     if table_state.table.free is not None:
         states["remover"] = table_state.remover.state()
-    for role, state in states.items():
-        try:
-            json.dumps(state)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"the state of the {role} is no JSON: return numbers, strings, lists and dicts"
-            ) from None
     return states
 
 

@@ -93,7 +93,6 @@ def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
     return {
         "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
         "spawn_key": [int(one) for one in seeds.spawn_key],
-        "pool_size": seeds.pool_size,
         "n_children_spawned": seeds.n_children_spawned,
     }
 
@@ -104,7 +103,6 @@ def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.Se
     return np.random.SeedSequence(
         saved["entropy"],
         spawn_key=tuple(saved["spawn_key"]),
-        pool_size=saved["pool_size"],
         n_children_spawned=made,
     )
 
