@@ -96,7 +96,9 @@ class ReplaySource:
             self._wanted.append(batch_size)
             try:
                 waiters = table_state.waiters
-                with waiters.ringing(eventfd, "sample", lambda: self._why_not(batch_size)):
+                with waiters.ringing(
+                    eventfd, eventfd.ring, "sample", lambda: self._why_not(batch_size)
+                ):
                     while plan is None:
                         plan = self._attempt(batch_size)
                         if plan is None:
