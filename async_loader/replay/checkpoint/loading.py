@@ -15,7 +15,6 @@ from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ON
 from async_loader.replay.checkpoint import manifest
 from async_loader.replay.checkpoint.manifest import Checkpoint
 from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
-from async_loader.replay.samplers.binding import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
@@ -61,7 +60,7 @@ def load_into(
             table_state.check_open()
             table_state.catch_up()
             loading.replace(table_state)
-            table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
+            table_state.seeds = np.random.SeedSequence(**checkpoint.manifest.settings["seeds"])
             table_state.forget()
 
 
@@ -93,13 +92,10 @@ class _Loading:
         given.setdefault("max_times_sampled", saved["max_times_sampled"])
         buffer = make(capacity, **{**given, **self.samplers()})
         table_state: TableState = buffer._table_state
-        if "seed" not in self._given:
-            # The samplers get the seeds that they had, and later sources get new ones.
-            table_state.seeds = seeds_of(saved["seeds"], 0)
         with table_state.lock:
             self.replace(table_state)
         if "seed" not in self._given:
-            table_state.seeds = seeds_of(saved["seeds"])
+            table_state.seeds = np.random.SeedSequence(**saved["seeds"])
         return buffer
 
     def replace(self, table_state: TableState) -> None:

@@ -81,30 +81,20 @@ class RandomNumbers:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
-        self._seed, self._made = seeds_of(state["seed"]), state["used"]
+        self._seed, self._made = np.random.SeedSequence(**state["seed"]), state["used"]
         self._rng = np.random.default_rng(self._seed)
         self._rng.bit_generator.advance(self._made)  # type: ignore[attr-defined]
         self._ahead, self._next = np.empty(0), 0
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
-    """Convert a seed sequence to JSON, with the number of seeds made of it."""
+    """Convert a seed sequence to JSON: its arguments, with the number of seeds made of it."""
     entropy: Any = seeds.entropy
     return {
         "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
         "spawn_key": [int(one) for one in seeds.spawn_key],
         "n_children_spawned": seeds.n_children_spawned,
     }
-
-
-def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.SeedSequence:
-    """Make the seed sequence of `seeds_json`, with ``children`` seeds made of it."""
-    made = saved["n_children_spawned"] if children is None else children
-    return np.random.SeedSequence(
-        saved["entropy"],
-        spawn_key=tuple(saved["spawn_key"]),
-        n_children_spawned=made,
-    )
 
 
 def innermost(sampler: Any) -> Sampler:
