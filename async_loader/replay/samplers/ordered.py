@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from itertools import islice
 from typing import ClassVar
 
@@ -87,7 +86,8 @@ class MaxHeap(_ByPriority):
 class _Ordered(Binding):
     """Items by the order of their insertion, each once in a draw.
 
-    Cost: O(1) and 0.2 us an item. Memory: about 200 bytes an item.
+    Cost: O(1) and 0.1 us an item, and for a draw 1 ns for each item that was removed since the
+    dictionary grew last. Memory: about 100 bytes an item.
     """
 
     prioritized = False
@@ -95,11 +95,10 @@ class _Ordered(Binding):
     repeats = False
 
     def reset(self) -> None:
-        self._rows: OrderedDict[int, None] = OrderedDict()
+        self._rows: dict[int, None] = {}  # in the order of insertion
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        for row in rows.tolist():
-            self._rows.setdefault(row)
+        self._rows.update(dict.fromkeys(rows.tolist()))
 
     def remove(self, rows: Rows) -> None:
         for row in rows.tolist():
