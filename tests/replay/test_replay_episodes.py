@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_loader import Field, RateLimiter, ReplayBuffer, Sequences, Transitions, Uniform
-from async_loader.errors import ConfigError, (
+from async_loader.errors import (
     Closed,
     ConfigError,
     SchemaError,
