@@ -124,7 +124,7 @@ def test_a_sequence_of_names_is_one_for_each_row(stream: Any) -> None:
         buffer.extend(obs=np.array([t, 100 + t]), reward=np.zeros(2), stream=stream)
     assert pairs(buffer) == {(t + k, t + k + 1) for t in range(4) for k in (0, 100)}
     with pytest.raises(ConfigError, match="could be the name of one stream"):
-        buffer.extend(obs=np.zeros(2), reward=np.zeros(2), stream=(0, 1))
+        buffer.extend(obs=np.arange(2), reward=np.zeros(2), stream=(0, 1))
 
 
 def test_the_first_step_after_a_load_does_not_follow_the_last_one_before(tmp_path: Path) -> None:

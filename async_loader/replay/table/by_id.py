@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import floats_of, ids_of, named, one_axis, per_item
-from async_loader.replay.array_types import Array
+from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.replay.views import View, checked_view
@@ -25,8 +26,8 @@ class SharedTable(Inserter):
 
     It is built in layers, each in a file of its own and each using those below it::
 
-        by_id.py         SharedTable   reads, changes and takes out steps by id
-        insert.py        Inserter      adds steps, and changes priorities
+        by_id.py         SharedTable   reads, changes and takes out steps by id, changes priorities
+        insert.py        Inserter      adds steps
         sample.py        TableSampler  draws and reads items
         table_state.py   TableState    allocates the table, adapts it to views, closes it
         table_access.py  TableAccess   the lock, the limits, the waiting calls
@@ -53,6 +54,23 @@ class SharedTable(Inserter):
         if eta is not None:
             priority = per_item(priority, len(ids), eta)
         return self.prioritize(ids, floats_of(priority, "priority"))
+
+    def prioritize(self, ids: Ids, priority: Floats) -> Applied:
+        """Change priorities by id."""
+        if ids.shape != priority.shape:
+            raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
+        if not self.prioritized:
+            raise Unsupported(
+                f"this table samples by {self.sampler!r}, and has no priorities to update: "
+                "leave update_priorities out"
+            )
+        priority_rules.check_given(priority)
+        self.checked(priority)
+        if not self.ready:
+            return Applied(0, len(ids))
+        with self.lock:
+            self.catch_up()
+            return self.table.prioritize(ids, priority)
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""

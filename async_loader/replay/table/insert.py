@@ -21,7 +21,6 @@ from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
 from async_loader.replay.table.table import Table
 from async_loader.schema import Schema
-from async_loader.source import Applied
 
 _NAN = float("nan")
 _INT64 = np.dtype(np.int64)
@@ -42,7 +41,7 @@ class _Streams(NamedTuple):
 
 
 class Inserter(TableSampler):
-    """The part of a table's process that inserts steps and changes priorities. Any thread."""
+    """The part of a table's process that inserts steps. Any thread."""
 
     _last: _Streams | None = None
 
@@ -333,23 +332,6 @@ class Inserter(TableSampler):
             return done
 
         self.waiters.until(attempt, "insert", lambda: self.table.why_full(), timeout_s)
-
-    def prioritize(self, ids: Ids, priority: Floats) -> Applied:
-        """Change priorities by id."""
-        if ids.shape != priority.shape:
-            raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
-        if not self.prioritized:
-            raise Unsupported(
-                f"this table samples by {self.sampler!r}, and has no priorities to update: "
-                "leave update_priorities out"
-            )
-        priority_rules.check_given(priority)
-        self.checked(priority)
-        if not self.ready:
-            return Applied(0, len(ids))
-        with self.lock:
-            self.catch_up()
-            return self.table.prioritize(ids, priority)
 
     def _when_insertable(
         self, write: Callable[[], T], count: int, timeout_s: float | None, rows: int
