@@ -69,6 +69,7 @@ COUNT = 8  # items
 TOP = 9  # rows that were ever used
 # Addresses of arrays with one entry per row, private to the table's process.
 ALIVE = 10  # uint8: whether there is an item
+GIVEN_UP = 11  # steps that waited for their successors when `room` needed their rows
 DIRTY = 12  # uint8: whether the row changed since the last save
 # float64: the priority that a step came with, NaN without one; negative, that it was given later. 0
 # where the table has no priorities

@@ -18,6 +18,7 @@ from async_loader.replay.base.row_format import (
     FINAL,
     FLAGS,
     GIVEN,
+    GIVEN_UP,
     ID,
     NEXT,
     ORDERED,
@@ -82,6 +83,7 @@ def room(g: Any, wanted: int) -> int:
             break
         else:
             flag(g, user, row, DELETED)
+            g[GIVEN_UP] += 1
     g[TAIL] = tail
     return tail + g[CAPACITY] - g[CURSOR]
 

@@ -14,6 +14,7 @@ rows of deleted items, which are free when the order has passed them.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
@@ -141,7 +142,18 @@ class TableStreams(TableItems):
         """Return how many rows may be written now. Where fewer than ``wanted`` are free, steps that
         wait for their successors are given up.
         """
-        return self.free.left() if self.free is not None else int(self._k.room(self.g, wanted))
+        if self.free is not None:
+            return self.free.left()
+        before = self.g[r.GIVEN_UP]
+        room = int(self._k.room(self.g, wanted))
+        if self.g[r.GIVEN_UP] and not before:
+            text = (
+                f"a step that waited for its successor was given up: all {self.window:,} rows of "
+                "the queue were written since; give it a larger capacity, or end episodes that "
+                "stand still"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return room
 
     def surely(self, lookahead: int) -> int:
         """Return how many items a full table holds at every moment, with one open episode and
