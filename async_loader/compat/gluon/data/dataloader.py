@@ -143,7 +143,7 @@ class DataLoader:
         self._prefetch = max(0, 2 * self._num_workers if prefetch is None else int(prefetch))
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._thread_pool, self._timeout = thread_pool, timeout
-        self._batchify_fn = batchify_fn or Stack()
+        self._batchify_fn = batchify_fn or self._batchify
         self._pins = pin_memory and can_pin()
         gather = self._gather(self._batchify_fn, try_nopython)
         workers = self._num_workers
@@ -161,6 +161,8 @@ class DataLoader:
 
     _shards: tuple[type, ...] = ()
     """Types of entries of a batch that are shards."""
+    _batchify: Collate = Stack()
+    """The batchify function by default."""
 
     def _tasks(self) -> Iterator[Any]:
         sampler = self._batch_sampler
@@ -206,34 +208,18 @@ class DataLoader:
 class DataLoaderV1(DataLoader):
     """The loader with the older signature, up to ``pin_device_id``;
     its iterators never time out.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As `DataLoader`; ``batchify_fn`` is by default `default_batchify_fn`.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = None,
-        shuffle: bool = False,
-        sampler: Any = None,
-        last_batch: str | None = None,
-        batch_sampler: Any = None,
-        batchify_fn: Collate | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        pin_device_id: int = 0,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            last_batch,
-            batch_sampler,
-            batchify_fn or default_batchify_fn,
-            num_workers,
-            pin_memory,
-            pin_device_id,
-            timeout=None,
-        )
+    _batchify: Collate = staticmethod(default_batchify_fn)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timeout = None
 
 
 class BatchIterator(Iterator[Any]):
