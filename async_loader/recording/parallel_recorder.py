@@ -8,7 +8,13 @@ from typing import Any
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
+from async_loader.recording.opening import (
+    EpisodeStream,
+    Recording,
+    copied,
+    stream_numbers,
+    writer_of,
+)
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
@@ -65,10 +71,8 @@ class ParallelRecorder(Recording):
         self._open(writer_of(table, wanted, None), wanted, "agent")
         own: Any = self._writer.stream
         self._episodes = {
-            agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)
-            for agent, number in zip(
-                self.recorded, own_streams(self._writer, len(self.recorded)), strict=True
-            )
+            agent: EpisodeStream(self._writer, self._fields, (own, next(stream_numbers)), timeout_s)
+            for agent in self.recorded
         }
 
     def __getattr__(self, name: str) -> Any:

@@ -7,7 +7,9 @@ once and replaced, and the iterator continues after an error.
 
 from __future__ import annotations
 
-from async_loader.compat.gluon.data.dataloader import DataLoaderV1
+from typing import Any
+
+from async_loader.compat.gluon.data.dataloader import Collate, DataLoaderV1
 from async_loader.public_names import set_public_names
 
 __all__ = ["ShardedDataLoader"]
@@ -23,9 +25,39 @@ class ShardedDataLoader(DataLoaderV1):
 
     Parameters
     ----------
-    *args, **kwargs
-        As gluon's loader, without ``timeout``. ``batchify_fn`` is by default `default_batchify_fn`:
-        only tuples are split, a list is one array.
+    dataset, batch_size, shuffle, sampler, last_batch, batch_sampler, num_workers, pin_memory,
+    prefetch, thread_pool
+        See gluon's loader.
+    batchify_fn : callable, optional
+        By default `default_batchify_fn`: only tuples are split, a list is one array.
     """
 
     _shards = (list, tuple)
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        sampler: Any = None,
+        last_batch: str | None = None,
+        batch_sampler: Any = None,
+        batchify_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch: int | None = None,
+        thread_pool: bool = False,
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            last_batch,
+            batch_sampler,
+            batchify_fn,
+            num_workers,
+            pin_memory,
+            prefetch=prefetch,
+            thread_pool=thread_pool,
+        )

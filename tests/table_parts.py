@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from async_loader.public_names import set_public_names
 from async_loader.replay.buffer import ReplayBuffer, parts_of
 from async_loader.replay.checkpoint import Saver
 from async_loader.replay.table.insert import Inserter
 from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.table_state import TableState
-
-__all__ = ["DebugState", "debug_state"]
-set_public_names(globals())
 
 
 class DebugState(NamedTuple):
