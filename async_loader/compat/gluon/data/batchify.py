@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
+from async_loader import tensors
 from async_loader.compat.gluon.data.sampler import require
 from async_loader.pipeline.batches import arena
 
-_PACKAGE = "async_loader.compat."
 _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
 
@@ -163,17 +162,6 @@ def require_callable(functions: Sequence[Any], error: type[Exception] = Assertio
     for number, one in enumerate(functions):
         text = f"function {number} is of {type(one).__name__}: batchify functions are callable"
         require(callable(one), text, error)
-
-
-def forgets(fn: Any) -> bool:
-    """Whether a batchify function and the functions it calls are this package's,
-    which keep no references to batches.
-    """
-    if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
-        return False
-    called: list[Any] = []
-    tree.transform(list(getattr(fn, "__dict__", {}).values()), called.append)
-    return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
 
 
 def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -20,7 +20,6 @@ from async_loader.compat.gluon.data.batchify import (
     Stack,
     default_batchify_fn,
     default_mp_batchify_fn,
-    forgets,
 )
 from async_loader.compat.gluon.data.dataset import Gather, gather_of
 from async_loader.compat.gluon.data.sampler import (
@@ -33,7 +32,6 @@ from async_loader.dataset.array_dataset import NoColumns
 from async_loader.dataset.dataset_work import GatherWork, MapWork, gather_workers
 from async_loader.dataset.epoch import can_pin, pinned
 from async_loader.errors import ConfigError, Timeout
-from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind
 from async_loader.public_names import set_public_names
@@ -148,8 +146,7 @@ class DataLoader:
         gather = self._gather(self._batchify_fn, try_nopython)
         workers = self._num_workers
         kind: Kind = "thread" if thread_pool else "process"
-        collate = self._batchify_fn if forgets(self._batchify_fn) else Apart(self._batchify_fn)
-        work: Any = MapWork(dataset, collate, shards=self._shards)
+        work: Any = MapWork(dataset, self._batchify_fn, shards=self._shards)
         if gather is not None:
             # gathering is faster than sending, and a thread gathers large ones ahead
             workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
@@ -283,19 +280,6 @@ def sampled(
     if sampler is None:
         sampler = RandomSampler(len(dataset)) if shuffle else SequentialSampler(len(dataset))
     return BatchSampler(sampler, batch_size, last_batch or "keep")
-
-
-class Apart:
-    """A user's function, which may keep its result: it makes that outside of the slots, which later
-    batches reuse.
-    """
-
-    def __init__(self, function: Collate) -> None:
-        self._function = function
-
-    def __call__(self, samples: list[Any]) -> Any:
-        with arena.within(None):
-            return self._function(samples)
 
 
 def _seed() -> int:
