@@ -361,8 +361,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a pool of workers cannot be pickled: build one in each process that needs batches"
-        )
