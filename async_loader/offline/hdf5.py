@@ -62,7 +62,6 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
     else:
         raise ConfigError(f"{dataset!r} is not a Minari data set: give one, its id or its path")
     return import_episodes(  # type: ignore[no-any-return]
-        "from_minari",
         _read(dataset, extra, place),
         place,
         steps=int(dataset.total_steps),
@@ -205,7 +204,6 @@ def from_hdf5(
 
     given = ((Place(path, number), episode(number)) for number in range(len(bounds) - 1))
     return import_episodes(  # type: ignore[no-any-return]
-        "from_hdf5",
         given,
         place,
         steps=rows,

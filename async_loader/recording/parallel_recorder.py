@@ -115,14 +115,11 @@ class ParallelRecorder(Recording):
 
     def _add(self, action: Any, made: _Step, extra: dict[str, Any]) -> None:
         for agent in list(action):
-            for name, values in zip(
-                ("observation", "reward", "termination", "truncation"), made[:4], strict=True
-            ):
-                if agent not in values:
-                    raise SchemaError(
-                        f"agent {agent!r} acted, and the environment returned no {name} of it: an "
-                        "agent that leaves is returned once more, with its end"
-                    )
+            if not all(agent in values for values in made[:4]):
+                raise SchemaError(
+                    f"agent {agent!r} acted, and the environment returned nothing of it: an agent "
+                    "that leaves is returned once more, with its end"
+                )
             after, reward, terminated, truncated = (values[agent] for values in made[:4])
             its_action, its_extra = action[agent]
             self._episodes[agent].add(its_action, reward, after, terminated, truncated, its_extra)
