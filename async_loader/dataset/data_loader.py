@@ -393,11 +393,16 @@ class DataLoader(Generic[B]):
                 f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: "
                 f"{_brief(state)}"
             )
+        missing = {"seed", "epoch", "yielded", "batches"} - state.keys()
+        if missing:
+            raise ConfigError(f"the state lacks {', '.join(sorted(missing))}: {_brief(state)}")
         workers = max(1, self._engine.workers)
-        if self._iterable != ("workers" in state):
+        if self._iterable != ("workers" in state) or type(state["batches"]) is not type(
+            self._batches.state()
+        ):
             raise ConfigError(
-                "the state is of a loader of another kind: one has an iterable dataset, the other "
-                "has not"
+                "the state is of a loader of another kind: only one of the two has an iterable "
+                "dataset, a sampler, or last_batch='roll_over'"
             )
         if state.get("workers", workers) != workers:
             raise ConfigError(

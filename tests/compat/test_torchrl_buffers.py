@@ -32,7 +32,7 @@ class Storage:
 
 
 class PrioritizedSampler:
-    """As TorchRL's own."""
+    _alpha, _beta, _eps = 0.7, 0.9, 1e-8
 
 
 class Slices:
@@ -48,6 +48,10 @@ class HalfMade:
 
     def __repr__(self) -> str:
         raise AttributeError("'NoneType' object has no attribute '_is_full'")
+
+
+class RoundRobinWriter(HalfMade):
+    """As TorchRL's default."""
 
 
 def steps(count: int, first: int = 0) -> Any:
@@ -278,10 +282,9 @@ def test_what_means_nothing_here_is_refused_with_a_remedy(arguments, text):
         ReplayBuffer(**arguments)
 
 
-def test_a_batch_size_is_needed_and_the_samplers_are_those_of_this_package():
-    buffer = ReplayBuffer(storage=9, prefetch=None)
-    with pytest.raises(ConfigError, match=r"import it from async_loader\.compat\.torchrl"):
-        ReplayBuffer(storage=9, sampler=PrioritizedSampler())
+def test_a_batch_size_is_needed_and_samplers_of_torchrl_are_taken_by_name():
+    buffer = ReplayBuffer(storage=9, sampler=PrioritizedSampler(), prefetch=None)
+    assert buffer.table.sampler.alpha == 0.7
     assert isinstance(ReplayBuffer(storage=3).table.sampler, Uniform)
     with pytest.raises(ConfigError, match="batch_size"):
         buffer.sample()
@@ -327,11 +330,13 @@ def test_what_changes_no_batch_is_taken():
     buffer = ReplayBuffer(
         storage=lambda: Storage(),
         prefetch=3,
+        writer=RoundRobinWriter,
         dim_extend=0,
         transport="auto",
         sampler=SamplerWithoutReplacement,
     )
     assert isinstance(buffer.table.sampler, SamplerWithoutReplacement)
+    assert ReplayBuffer(storage=3, writer=RoundRobinWriter()).table.capacity == 3
 
 
 @pytest.mark.parametrize("rows", [12, 7, 1])
@@ -391,7 +396,7 @@ def episodes(lengths: list[int], **more: Any) -> dict[str, Any]:
     return {"number": number, "step": step, "next": {"done": done}, **more}
 
 
-@pytest.mark.parametrize("by", ["end_key", "end_keys", "traj_key", "episode"])
+@pytest.mark.parametrize("by", ["end_key", "end_keys", "traj_key", "episode", "theirs"])
 @pytest.mark.parametrize("settings", [{"slice_len": 4}, {"num_slices": 5}])
 @pytest.mark.parametrize("cached", [False, True])
 def test_slices_are_parts_of_trajectories_each_as_likely(by, settings, cached):
@@ -407,6 +412,9 @@ def test_slices_are_parts_of_trajectories_each_as_likely(by, settings, cached):
         data["episode"] = data["number"]
         data["next"]["done"][:] = False
     sampler: Any = SliceSampler(**settings)
+    if by == "theirs":
+        their = {"num_slices": None, "slice_len": None, "span": (False, False), **settings}
+        sampler = type("SliceSampler", (), {**their, "traj_key": "number", "_fetch_traj": True})()
     buffer = ReplayBuffer(storage=53, sampler=sampler, batch_size=20, seed=0)
     buffer.extend(data)
     numbers = []

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from async_loader.compat.torchrl.samplers import SliceSampler
+from async_loader.compat.torchrl.samplers import (
+    PrioritizedSampler,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
 from async_loader.errors import ConfigError
 from async_loader.name_hints import PUBLIC, describe
 from async_loader.replay.samplers import Uniform
@@ -23,6 +27,20 @@ _ELSEWHERE = {
 _DEFAULTS = {"dim_extend": 0, "transport": "auto", "sync": True}
 _OF_SPEED = {"prefetch", "compilable", "delayed_init", "dtype", "sampler_device"}
 """They change no batch. A loader of ``buffer.table`` makes batches ahead."""
+_WRITERS = {"RoundRobinWriter", "TensorDictRoundRobinWriter"}
+"""They overwrite the oldest steps, as a table does."""
+_SLICES = (
+    "num_slices",
+    "slice_len",
+    "end_key",
+    "end_keys",
+    "traj_key",
+    "cache_values",
+    "truncated_key",
+    "init_key",
+    "strict_length",
+    "pad_output",
+)
 
 
 def capacity_of(storage: object) -> int:
@@ -48,21 +66,49 @@ def capacity_of(storage: object) -> int:
 
 
 def sampler_of(sampler: Any) -> tuple[Sampler, SliceSampler | None]:
-    """Return the sampler of a table, and what draws slices in its place.
+    """Return the sampler of a table for one of TorchRL's, by its name, or for a function that makes
+    one; and what draws slices in its place.
 
     Raises
     ------
     ConfigError
-        For an object of TorchRL's.
+        For others of TorchRL, which have no counterpart here.
     """
     made = sampler() if callable(sampler) else sampler
-    if made is None or isinstance(made, SliceSampler):
+    name = type(made).__name__
+    if made is None or name == "RandomSampler":
+        return Uniform(), None
+    if isinstance(made, SliceSampler):
         return Uniform(), made
     if isinstance(made, Sampler):
         return check_sampler("sampler", made), None
-    name, here = type(made).__name__, "async_loader.compat.torchrl"
-    remedy = PUBLIC[here].get(name, f"import it from {here}, or give one of async_loader")
-    raise ConfigError(f"sampler={name} is not of this package: {remedy}")
+    if name == "SamplerWithoutReplacement":
+        return SamplerWithoutReplacement(made.drop_last, made.shuffle), None
+    if name == "PrioritizedSampler":
+        return PrioritizedSampler(
+            0,
+            made._alpha,
+            made._beta,
+            made._eps,
+            reduction=getattr(made, "reduction", "max"),
+            max_priority_within_buffer=getattr(made, "_max_priority_within_buffer", False),
+        ), None
+    if name == "SliceSampler":
+        return Uniform(), SliceSampler(**_settings_of(made))
+    known = PUBLIC["async_loader.compat.torchrl"]
+    remedy = known.get(name, "give one of async_loader, as Uniform() or Prioritized(alpha, beta)")
+    raise ConfigError(f"sampler={name} of TorchRL is not here: {remedy}")
+
+
+def _settings_of(slices: Any) -> dict[str, Any]:
+    """Return the arguments that a SliceSampler of TorchRL was made with."""
+    given = {name: getattr(slices, name) for name in _SLICES if hasattr(slices, name)}
+    if getattr(slices, "_fetch_traj", False):  # it has an end_key too, for steps without numbers
+        given["end_key"] = None
+    given["span"] = any(getattr(slices, "span", ()))
+    given["fragmented"] = getattr(slices, "fragmented", False)
+    given["trajectories"] = "static-stop-and-length" in getattr(slices, "_cache", ())
+    return given
 
 
 def checked_transform(transform: object) -> Callable[[Any], Any]:
@@ -93,5 +139,13 @@ def refuse(others: dict[str, Any]) -> None:
             continue
         if name in _DEFAULTS and value == _DEFAULTS[name]:
             continue
+        if name == "writer" and _kind_of(value) in _WRITERS:
+            continue
         remedy = _ELSEWHERE.get(name, "leave it out")
         raise ConfigError(f"{name}={describe(value)} of TorchRL's buffer is not here: {remedy}")
+
+
+def _kind_of(made: object) -> str:
+    """Return the name of an object's class, or of the class that a function of it makes."""
+    kind = getattr(made, "func", made)
+    return kind.__name__ if isinstance(kind, type) else type(kind).__name__

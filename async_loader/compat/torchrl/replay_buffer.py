@@ -46,7 +46,7 @@ class ReplayBuffer:
         How many steps; of a storage of TorchRL its ``max_size``.
     sampler : Sampler, optional
         `SamplerWithoutReplacement`, `SliceSampler`, `PrioritizedSampler`, `RandomSampler`, which is
-        the default; of this module, not TorchRL's own. Or a sampler of this package, as
+        the default: those of this module or TorchRL's own. Or a sampler of this package, as
         `Prioritized`.
     batch_size : int, optional
         Of `sample`, where that is not told.

@@ -60,7 +60,7 @@ def reader_wanted(
     ------
     ConfigError
     """
-    if not 0 <= rank < world_size:
+    if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     limit = seconds_or_none("timeout_s", timeout_s)
     return OpenReader(
