@@ -18,7 +18,7 @@ from multiprocessing.context import BaseContext
 from typing import Any
 
 from async_loader.batch_layout import BatchLayout
-from async_loader.errors import Broken
+from async_loader.errors import Broken, Unsupported
 from async_loader.lifecycle import Deadline, EndFlag, readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.job_queue import Chunk, IterationSpec
@@ -120,6 +120,11 @@ class WorkerHandle:
         self.channel.set_blocking(False)
 
     def _launch(self, arguments: tuple[Any, ...]) -> None:
+        if multiprocessing.current_process().daemon:
+            raise Unsupported(
+                "this process was started with daemon=True, and multiprocessing lets it start "
+                'none: start it with daemon=False, or give the loader worker_type="thread"'
+            )
         if "torch" in sys.modules:
             # another thread may be at it: the child would have half of it for good
             importlib.import_module("torch")
