@@ -195,12 +195,14 @@ def stacked(data: Sequence[Any]) -> Any:
 
 def padable(data: Sequence[Any], several: str) -> list[npt.NDArray[Any]]:
     """Return samples as arrays. NotImplementedError for other than arrays and lists."""
-    if not isinstance(data[0], np.ndarray | list) and not tensors.is_tensor(data[0]):
+    known = isinstance(data[0], np.ndarray | list) or tensors.is_tensor(data[0])
+    arrays = list(map(tensors.to_array, data)) if known else []
+    if not arrays or not arrays[0].ndim:
         raise NotImplementedError(
-            f"Pad takes arrays and lists of numbers, not {type(data[0]).__name__}: for several "
-            f"fields use {several}(Pad(), ...)"
+            f"Pad takes arrays and lists of numbers, with an axis, not {type(data[0]).__name__}: "
+            f"for several fields use {several}(Pad(), ...)"
         )
-    return list(map(tensors.to_array, data))
+    return arrays
 
 
 def padded(
