@@ -23,8 +23,8 @@ from async_loader.shm.segment import Segment, close_all
 _INLINE = 48 << 10
 _RECORD = 64 << 10
 _MAX_FDS = 250  # the kernel takes 253
-# bytes of the message here, and of the memfd that has the payload, 0 for none
-_HEADER = struct.Struct("<QQ")
+# bytes of the message here, and of the memfds that have the message or the payload, 0 for none
+_HEADER = struct.Struct("<QQQ")
 
 Message = tuple[Any, ...]
 
@@ -77,10 +77,15 @@ class FdChannel:
             BrokenPipeError, ConnectionResetError if the other end is closed; BlockingIOError if its
             buffer is full.
         """
-        head = pickle.dumps(message, protocol=5)
+        head, beside, sizes = pickle.dumps(message, protocol=5), [], [0, 0]
+        if len(head) > _INLINE:  # a layout of thousands of arrays
+            beside.append(_spill(head))
+            head, sizes[0] = b"", len(head)
         if isinstance(payload, bytes) and payload and len(payload) + len(head) > _INLINE:
             payload = _spill(payload)
-        beside = [payload] if isinstance(payload, Segment) else []
+        if isinstance(payload, Segment):
+            beside.append(payload)
+            sizes[1] = payload.nbytes
         if len(fds) + len(beside) > _MAX_FDS:
             raise CannotSend(
                 f"it holds {len(fds)} shared segments, {_MAX_FDS} can be sent at once: put them "
@@ -89,7 +94,7 @@ class FdChannel:
         descriptors = array.array("i", [*(segment.fileno() for segment in beside), *fds])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)] if descriptors else []
         inline = b"" if isinstance(payload, Segment) else payload
-        header = _HEADER.pack(len(head), sum(one.nbytes for one in beside))
+        header = _HEADER.pack(len(head), *sizes)
         self._sock.sendmsg([header, head, inline], ancillary, socket.MSG_NOSIGNAL)
 
     def receive(self) -> Record | None:
@@ -108,11 +113,14 @@ class FdChannel:
         fds = array.array("i")
         for _level, _kind, raw in ancillary:
             fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-        message_bytes, segment_bytes = _HEADER.unpack_from(data)
+        message_bytes, spilled_bytes, segment_bytes = _HEADER.unpack_from(data)
         start = _HEADER.size + message_bytes
         try:
             # The mapping outlives the descriptor, which the segment closes when it is dropped.
-            message = pickle.loads(memoryview(data)[_HEADER.size : start])
+            packed: Any = memoryview(data)[_HEADER.size : start]
+            if spilled_bytes:
+                packed = Segment.attach(fds.pop(0), spilled_bytes).bytes()
+            message = pickle.loads(packed)
             payload: Any = data[start:]
             if segment_bytes:
                 payload = Segment.attach(fds.pop(0), segment_bytes).bytes()
