@@ -95,14 +95,8 @@ class Folders:
 
 
 def _as_file(name: str) -> str:
-    """Return a table's name as a file name: unique, and short enough."""
-    quoted = quote(name, safe=" ()[]{}@+,=")
-    quoted = quoted.replace(".", "%2E") if quoted.startswith(".") else quoted
-    if len(quoted) <= 200:
-        return quoted
-    import hashlib
-
-    return f"{quoted[:150]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    """Return a table's name as a file name. A very long one is too long for the system."""
+    return quote(name, safe=" ()[]{}@+,=").replace(".", "%2E")
 
 
 _log = logging.getLogger("async_loader.feeder")
