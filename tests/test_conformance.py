@@ -235,12 +235,6 @@ def test_a_reader_that_reads_something_else_after_it_was_sent_is_caught():
         conformance.check_travel(Forgets)
 
 
-def seeded_read(self, index, into, seed):
-    rng = np.random.default_rng(seed)
-    into.fields[0][...] = rng.random(into.fields[0].shape)
-    into.fields[1][...] = 0
-
-
 def blocks(self, n, patience):
     self.gate = threading.Event()
     self.gate.wait(6)

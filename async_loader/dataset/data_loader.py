@@ -255,23 +255,20 @@ class DataLoader(Generic[B]):
         """What to gather in bulk; ``None``: item by item."""
         if bulk is False:
             return None
-        reasons, columns = [], None
+        by_item = (
+            self._collate is not None
+            or not self._batched
+            or (init is not None and self.num_workers > 0)
+        )
         try:
-            columns = columns_of(self.dataset)
-        except NoColumns as reason:
-            reasons.append(f"dataset: {reason}")
-        if self._collate is not None:
-            reasons.append("collate_fn: it is not the default one")
-        if not self._batched:
-            reasons.append("batch_size: it is None, there is nothing to gather")
-        if init is not None and self.num_workers:
-            reasons.append("worker_init_fn: it is called in workers, which have to be there")
-        if reasons and bulk:
-            raise ConfigError(
-                f"bulk is True and cannot be had ({'; '.join(reasons)}): leave it out, or change "
-                "these"
-            )
-        return None if reasons else columns
+            if not by_item:
+                return columns_of(self.dataset)
+            reason = "it needs batch_size, the default collation and no worker_init_fn"
+        except NoColumns as error:
+            reason = f"dataset: {error}"
+        if bulk:
+            raise ConfigError(f"bulk is True and cannot be had ({reason}): leave it out")
+        return None
 
     # -- epochs ------------------------------------------------------------------------------------
 

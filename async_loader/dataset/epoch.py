@@ -135,12 +135,6 @@ class Epoch(Iterator[B]):
         self.yielded = self.progress.first
         self.finished = False
 
-    def __repr__(self) -> str:
-        return (
-            f"<Epoch {self.number} of a DataLoader, {self.yielded} batches "
-            f"given{', finished' if self.finished else ''}>"
-        )
-
     def __iter__(self) -> Epoch[B]:
         return self
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 from collections.abc import Iterable, Mapping, Sized
 from typing import Any, get_args
@@ -11,15 +10,11 @@ from typing import Any, get_args
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
-from async_loader.name_hints import hint
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import Episode, MissingEnds, at_last, episode_of, schema_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.schema import Schema
 from async_loader.table import Table, is_table
-
-_KEYWORDS = ("into", "missing_ends", "float_dtype", "progress", "timeout_s")
-"""Of all imports, beside those of a new `ReplayBuffer`."""
 
 
 def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
@@ -81,11 +76,10 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
         raise ConfigError("from_episodes() takes an iterable of episodes: [episode] for one dict")
     count = len(episodes) if isinstance(episodes, Sized) else None
     given = ((Place(episode=i), one) for i, one in enumerate(episodes))
-    return import_episodes("from_episodes", given, Place("the iterable"), episodes=count, **options)
+    return import_episodes(given, Place("the iterable"), episodes=count, **options)
 
 
 def import_episodes(
-    owner: str,
     given: Iterable[tuple[Place, Any]],
     source: Place,
     *,
@@ -105,8 +99,6 @@ def import_episodes(
 
     Parameters
     ----------
-    owner : str
-        The name of the import, for messages.
     given : iterable of (Place, dict)
     source : Place
         All of the data.
@@ -118,13 +110,9 @@ def import_episodes(
     Raises
     ------
     TypeError
-        Names a keyword that the import does not have.
+        Names a keyword that a new table does not have.
     ConfigError, SchemaError, BadData
     """
-    known = [*_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
-    for word in options.keys() - {*known}:
-        said = hint(word, dict.fromkeys(known), "ReplayBuffer")
-        raise TypeError(f"{owner}() has no {word}: {said}")
     if missing_ends not in get_args(MissingEnds):
         raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
     if into is not None:

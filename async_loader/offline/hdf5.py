@@ -62,7 +62,6 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
     else:
         raise ConfigError(f"{dataset!r} is not a Minari data set: give one, its id or its path")
     return import_episodes(  # type: ignore[no-any-return]
-        "from_minari",
         _read(dataset, extra, place),
         place,
         steps=int(dataset.total_steps),
@@ -205,7 +204,6 @@ def from_hdf5(
 
     given = ((Place(path, number), episode(number)) for number in range(len(bounds) - 1))
     return import_episodes(  # type: ignore[no-any-return]
-        "from_hdf5",
         given,
         place,
         steps=rows,
@@ -222,14 +220,11 @@ def _arrays(path: str, extra: Sequence[str], place: Place) -> dict[str, Any]:
         there = [name for name in ("timeouts", "next_observations") if name in file]
         for name in (*_NEEDED, *there, *extra):
             if not isinstance(file.get(name), h5py.Dataset):
-                names: list[str] = []
-                file.visit(names.append)
                 raise place.error(
-                    NAMES.get(name, name), f"the array {name} is missing, there are "
-                    f"{', '.join(map(str, names[:20])) or 'none'}: correct it in extra=, or "
-                    f"leave it out; D4RL's layout has {', '.join(_NEEDED)}, and from_minari reads "
-                    "Minari's"
-                )  # fmt: skip
+                    NAMES.get(name, name),
+                    f"the array {name} is missing: correct extra=; D4RL's layout has "
+                    f"{', '.join(_NEEDED)}, and from_minari reads Minari's",
+                )
             arrays[name] = np.atleast_1d(file[name][()])
     rows = len(arrays["rewards"])
     for name, array in arrays.items():

@@ -54,7 +54,7 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     given = ((Place(str(file), i), _read(file, i)) for i, file in enumerate(files))
     count = len(files)
     return import_episodes(  # type: ignore[no-any-return]
-        "from_npz", given, Place(path), episodes=count, **options
+        given, Place(path), episodes=count, **options
     )
 
 

@@ -217,22 +217,21 @@ class Engine:
         ahead = max(1, self.prefetch) + (DEVICE_AHEAD if self._transfer else 0)
         core = self._core = EngineCore(describe(self._config.work), ahead, output, end)
         known = weakref.ref(self._config)
+
+        def config(number: int) -> WorkerConfig:
+            if (given := known()) is None:  # the loader was dropped
+                raise Closed("the loader is closed")
+            return dataclasses.replace(given, number=number)
+
         if end is None:
             self._inline = WorkerState(self._config, "inline")
         elif self.kind == "process":
             self._assembler = ChunkAssembler(core.slots, output)
             core.pool = WorkerPool(
-                self.workers,
-                self._context,
-                end,
-                self._assembler,
-                lambda number: _config_of(known(), number),
-                core.break_,
+                self.workers, self._context, end, self._assembler, config, core.break_
             )
         else:
-            self._worker_states = WorkerStates(
-                self.workers, lambda number: _config_of(known(), number), end
-            )
+            self._worker_states = WorkerStates(self.workers, config, end)
             core.pool = ThreadPool(self.workers, weakref.ref(self._worker_states), end, core.break_)
         if self.kind != "inline":  # there nothing has to be ended
             self._dropped = weakref.finalize(self, core.abandon)
@@ -246,12 +245,9 @@ class Engine:
         *,
         state: object = None,
         seed: int | None = None,
-        prefetch: int | None = None,
-        in_order: bool = True,
-        timeout_s: float | None = None,
         static: bool = False,
         first: int = 0,
-        transfer: Transfer | None = None,
+        **how: Any,
     ) -> BatchIterator:
         """One pass over ``tasks``.
 
@@ -282,18 +278,15 @@ class Engine:
         spec = self._spec(state, seed, stream=False, first=first)
         workers = self.workers if static and self.kind == "process" else 0
         supplier = IterableTasks(tasks, workers, first)
-        return self._begin(spec, supplier, prefetch, in_order, timeout_s, transfer)
+        return self._begin(spec, supplier, **how)
 
     def streams(
         self,
         *,
         state: object = None,
         seed: int | None = None,
-        prefetch: int | None = None,
-        in_order: bool = True,
-        timeout_s: float | None = None,
         turn: int = 0,
-        transfer: Transfer | None = None,
+        **how: Any,
     ) -> BatchIterator:
         """One pass over what the workers' own iterators give: `Work.begin` returns one in each.
 
@@ -305,7 +298,7 @@ class Engine:
         """
         spec = self._spec(state, seed, stream=True, first=0)
         supplier = StreamTasks(self.streaming, turn)
-        return self._begin(spec, supplier, prefetch, in_order, timeout_s, transfer)
+        return self._begin(spec, supplier, **how)
 
     @property
     def streaming(self) -> int:
@@ -327,10 +320,11 @@ class Engine:
         self,
         spec: IterationSpec,
         supplier: IterableTasks | StreamTasks,
-        prefetch: int | None,
-        in_order: bool,
-        timeout_s: float | None,
-        transfer: Transfer | None,
+        *,
+        prefetch: int | None = None,
+        in_order: bool = True,
+        timeout_s: float | None = None,
+        transfer: Transfer | None = None,
     ) -> BatchIterator:
         core = self._core
         assert core is not None
@@ -367,14 +361,3 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            "a pool of workers cannot be pickled: build one in each process that needs batches"
-        )
-
-
-def _config_of(config: WorkerConfig | None, number: int) -> WorkerConfig:
-    if config is None:  # the pool was dropped
-        raise Closed("the loader is closed")
-    return dataclasses.replace(config, number=number)

@@ -325,12 +325,6 @@ class BatchIterator(Iterator[Any]):
         if not getattr(self, "closed", True) and not finalizing() and os.getpid() == self._pid:
             self._iteration.abandon()
 
-    def __enter__(self) -> BatchIterator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def _raise(error: BaseException) -> NoReturn:
     """Raise the error of a task, which must not be taken for the loader's own."""

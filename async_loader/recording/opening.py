@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -107,19 +107,10 @@ GONE = (Closed, Broken, Unsupported)
 before, its process has died, or this is a fork of the writer's process.
 """
 
-_taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
-"""Streams of each writer that recorders have got. See `own_streams`."""
-
-
-def own_streams(writer: Writer, many: int) -> range:
-    """Return numbers that no other recorder has got for this writer, the first from 0.
-
-    Recorders that write with one writer need a stream each: steps of one stream follow each other,
-    and those of two environments do not.
-    """
-    first = _taken.get(writer, 0)
-    _taken[writer] = first + many
-    return range(first, first + many)
+stream_numbers = itertools.count()
+"""For recorders that write with one writer: steps of one stream follow each other, and those of two
+environments do not.
+"""
 
 
 def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, bool]:

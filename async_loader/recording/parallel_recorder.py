@@ -8,7 +8,13 @@ from typing import Any
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
-from async_loader.recording.opening import EpisodeStream, Recording, copied, own_streams, writer_of
+from async_loader.recording.opening import (
+    EpisodeStream,
+    Recording,
+    copied,
+    stream_numbers,
+    writer_of,
+)
 from async_loader.table import Table, Writer
 
 _Step = tuple[dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any], dict[Any, Any]]
@@ -65,10 +71,8 @@ class ParallelRecorder(Recording):
         self._open(writer_of(table, wanted, None), wanted, "agent")
         own: Any = self._writer.stream
         self._episodes = {
-            agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)
-            for agent, number in zip(
-                self.recorded, own_streams(self._writer, len(self.recorded)), strict=True
-            )
+            agent: EpisodeStream(self._writer, self._fields, (own, next(stream_numbers)), timeout_s)
+            for agent in self.recorded
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -111,14 +115,11 @@ class ParallelRecorder(Recording):
 
     def _add(self, action: Any, made: _Step, extra: dict[str, Any]) -> None:
         for agent in list(action):
-            for name, values in zip(
-                ("observation", "reward", "termination", "truncation"), made[:4], strict=True
-            ):
-                if agent not in values:
-                    raise SchemaError(
-                        f"agent {agent!r} acted, and the environment returned no {name} of it: an "
-                        "agent that leaves is returned once more, with its end"
-                    )
+            if not all(agent in values for values in made[:4]):
+                raise SchemaError(
+                    f"agent {agent!r} acted, and the environment returned nothing of it: an agent "
+                    "that leaves is returned once more, with its end"
+                )
             after, reward, terminated, truncated = (values[agent] for values in made[:4])
             its_action, its_extra = action[agent]
             self._episodes[agent].add(its_action, reward, after, terminated, truncated, its_extra)

@@ -16,7 +16,7 @@ from async_loader.recording.opening import (
     EpisodeStream,
     Recording,
     copied,
-    own_streams,
+    stream_numbers,
     vector_writer_of,
     writer_of,
 )
@@ -45,7 +45,7 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         As of `schema_of`, for a table without a schema.
     stream : hashable, optional
         Name of the stream of steps in the table, for this recorder alone. By default a new one;
-        with a writer that is given, the writer's own for the first recorder of it.
+        also with a writer that is given.
     timeout_s : float, optional
         How long `step` waits for the table's limiter. After a Timeout `step` may be called again:
         then it adds the step, and returns what the environment had returned.
@@ -76,8 +76,8 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         wanted = schema_of(env, stack=stack, fields=fields)
         self._open(writer_of(table, wanted, stream), wanted)
-        if stream is None and (number := own_streams(self._writer, 1)[0]):
-            stream = (self._writer.stream, number)
+        if stream is None and not self._owned:
+            stream = (self._writer.stream, next(stream_numbers))
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
 
     def step(self, action: Any) -> _Step:

@@ -77,12 +77,12 @@ def filled(folder: str) -> Any:
 
 
 def measured(seconds: float, take: Callable[[Any], Callable[[], Any]]) -> Figures:
-    from async_loader.testing.debug import debug_state
+    from async_loader.replay.buffer import shared_table
 
     home = os.environ.get("ASYNC_LOADER_BENCH_DISK", "/var/tmp")
     with tempfile.TemporaryDirectory(dir=home) as folder, limited() as peak:
         table = filled(folder)
-        storage = debug_state(table).state.table.storage
+        storage = shared_table(table).table.storage
         once, times = take(table), []
         once()  # compiles
         os.fsync(storage.segment.fileno())
@@ -116,9 +116,9 @@ def plain(table: Any, announced: bool) -> Callable[[], Any]:
     """Read as many bytes at random places of the same file."""
     import numpy as np
 
-    from async_loader.testing.debug import debug_state
+    from async_loader.replay.buffer import shared_table
 
-    storage, rng = debug_state(table).state.table.storage, np.random.default_rng(0)
+    storage, rng = shared_table(table).table.storage, np.random.default_rng(0)
     fd = storage.segment.fileno()
     offset, stride = storage.layout.places[0]
 

@@ -150,7 +150,9 @@ def test_any_calls_leave_the_same_transitions(size, n_envs, calls, timeouts, see
     steps = Steps(BOX, ACTIONS["discrete"], n_envs, seed)
     for some in calls:
         feed(both, steps, some)
-        same(*[drawn(buffer, 32, seed=seed) for buffer in both])
+        left, after = drawn(both[0], 32, seed=seed), np.random.random()
+        same(left, drawn(both[1], 32, seed=seed))
+        assert np.random.random() == after  # what is drawn later is the same too
     names = ("observations", "next_observations", "actions", "rewards", "dones")
     for name in (*names, "timeouts") if timeouts else names:
         same(*[getattr(buffer, name) for buffer in both])
@@ -194,6 +196,21 @@ def test_n_step_returns_are_those_of_the_original(n_envs):
             optimize_memory_usage=True,
             handle_timeout_termination=False,
         )
+
+
+def test_a_subclass_that_returns_something_else_for_positions_is_asked():
+    class Doubled(ours.ReplayBuffer):
+        def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
+            got = super()._get_samples(batch_inds, env)
+            return got._replace(rewards=got.rewards * 2)
+
+    both = (
+        theirs.ReplayBuffer(10, BOX, ACTIONS["discrete"]),
+        Doubled(10, BOX, ACTIONS["discrete"]),
+    )
+    feed(both, Steps(BOX, ACTIONS["discrete"], 1, 3), 5)
+    one, other = (drawn(buffer, 40) for buffer in both)
+    assert torch.equal(one.rewards * 2, other.rewards)
 
 
 # -- each observation once -------------------------------------------------------------------------

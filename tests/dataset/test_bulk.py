@@ -115,8 +115,8 @@ class Own:
         (np.zeros(3, ">f4"), {}, "dtype >f4"),
         (torch.zeros(3).to(torch.float8_e4m3fn), {}, "has dtype torch.float8_e4m3fn"),
         (torch.nn.Parameter(torch.zeros(3)), {}, "is a Parameter, whose class an item keeps"),
-        (np.zeros(3), {"collate_fn": list}, "collate_fn: it is not the default one"),
-        (np.zeros(3), {"batch_size": None}, "batch_size: it is None"),
+        (np.zeros(3), {"collate_fn": list}, "it needs batch_size, the default collation"),
+        (np.zeros(3), {"batch_size": None}, "it needs batch_size"),
     ],
 )
 def test_true_says_why_it_cannot_be_had(dataset, options, reason):

@@ -95,9 +95,6 @@ def _rewrite(root: Path, **entries: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
-VIDEO = f"videos/{rig.KEYS[0]}/chunk-000/file-000.mp4"
-
-
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [

@@ -100,14 +100,6 @@ def test_the_observation_after_an_end_comes_in_three_ways_with_one_result():
     assert all(same(rows(table), rows(tables[0])) for table in tables)
 
 
-DONE = {
-    "obs": Field((3,), "float32", next="next_obs"),
-    "action": "int64",
-    "reward": "float32",
-    "done": "bool",
-}
-
-
 def test_a_schema_chooses_fields_and_dtypes_and_options_reach_the_table():
     schema = {
         "obs": Field((3,), "float16", stack=2, next="next_obs"),

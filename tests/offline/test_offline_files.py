@@ -40,7 +40,7 @@ def episodes() -> list[dict]:
     ]
 
 
-def d4rl(path, *, leave_out=(), **changed):
+def d4rl(path, **changed):
     h5py = pytest.importorskip("h5py")
     made = episodes()
     obs = [one["observations"] for one in made]
@@ -56,14 +56,13 @@ def d4rl(path, *, leave_out=(), **changed):
     }
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
-            if name not in leave_out:
-                file[name] = array
+            file[name] = array
     return path
 
 
-def minari_file(folder, *, leave_out=(), **changed):
-    """A data set as Minari writes it; ``changed`` are arrays of episode 2."""
-    minari, h5py = pytest.importorskip("minari"), pytest.importorskip("h5py")
+def minari_file(folder):
+    """A data set as Minari writes it."""
+    minari = pytest.importorskip("minari")
     from gymnasium.spaces import Box
     from minari.data_collector import EpisodeBuffer
 
@@ -81,13 +80,7 @@ def minari_file(folder, *, leave_out=(), **changed):
             observation_space=Box(-9, 9, (3,), np.float32),
             action_space=Box(-9, 9, (2,), np.float32),
         )
-    file = folder / "made-v0" / "data" / "main_data.hdf5"
-    with h5py.File(file, "r+") as opened:
-        for name in (*leave_out, *changed):
-            del opened[f"episode_2/{name}"]
-        for name, array in changed.items():
-            opened[f"episode_2/{name}"] = array
-    return file
+    return folder / "made-v0" / "data" / "main_data.hdf5"
 
 
 def rows(table):
@@ -101,13 +94,6 @@ def same(one, other):
 def test_d4rls_layout_gives_the_same_table_as_its_episodes(tmp_path):
     table = from_hdf5(d4rl(tmp_path / "a.hdf5"))
     assert same(rows(table), rows(from_episodes(episodes())))
-
-
-def rows_of(path):
-    import h5py
-
-    with h5py.File(path) as file:
-        return file["observations"][()]
 
 
 BAD = {

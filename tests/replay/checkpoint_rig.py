@@ -12,7 +12,7 @@ import numpy as np
 
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.replay.checkpoint import writing
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 PLAIN = {"obs": ((3,), "float32"), "reward": "float32", "done": "bool"}
 LINKED = {

@@ -19,7 +19,7 @@ from async_loader import (
 )
 from async_loader.errors import SchemaError
 from async_loader.replay.array_types import Array
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 FLAT = {"x": "float32", "obs": Field((3,), "float32"), "terminated": "bool", "truncated": "bool"}
 LINKED = {

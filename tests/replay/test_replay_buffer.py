@@ -20,7 +20,7 @@ from async_loader.replay import ReplayBuffer
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.table import storage
 from async_loader.schema import Field
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 SCHEMA = {
     "obs": {"small": ((3,), np.float32), "image": ((20, 60), np.uint8), "none": ((0,), np.int8)},

@@ -30,7 +30,7 @@ from async_loader import (
 from async_loader.errors import ConfigError
 from async_loader.replay.checkpoint import manifest
 from async_loader.replay.rate_limiter import Queue
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 TABLES = {
     "uniform": (PLAIN, {}, None),

@@ -26,7 +26,7 @@ from async_loader.errors import (
 )
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Schema
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 pytest.importorskip("cramjam")
 

@@ -11,7 +11,7 @@ import pytest
 
 from async_loader.errors import SchemaError
 from async_loader.replay import ReplayBuffer
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 TAKEN = [
     ("float32", (), 0.5, 0.5),

@@ -14,7 +14,7 @@ import torch
 
 from async_loader import Prioritized, ReplayBuffer
 from async_loader.source import Applied
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 
 def numbered(capacity: int, count: int, **options: Any) -> ReplayBuffer:

@@ -22,7 +22,7 @@ from async_loader.lifecycle import Patience
 from async_loader.replay.checkpoint import loading
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.source import Rows
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 WORDS = 64
 SCHEMA = {"x": "int64", "words": ((WORDS,), "int64")}

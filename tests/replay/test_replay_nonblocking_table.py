@@ -17,7 +17,7 @@ from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Prioritized
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 LINKED = {
     "obs": Field((2,), np.dtype(np.int32), stack=2, next="next_obs"),

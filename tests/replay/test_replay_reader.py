@@ -18,7 +18,7 @@ from async_loader.replay.base.row_format import ID
 from async_loader.replay.table import reader
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.source import Window
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
 SMALL = {"check": ((16,), np.int64), "number": np.int64, "byte": np.uint8}

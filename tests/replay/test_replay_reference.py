@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 
 @dataclass

@@ -10,7 +10,7 @@ from async_loader.feeder.wire import codes
 from async_loader.replay.base import row_format as r
 from async_loader.replay.buffer import shared_table
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 
 @pytest.mark.parametrize("name", ["TERMINATED", "TRUNCATED", "FINAL", "SHOWN"])

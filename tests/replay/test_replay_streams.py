@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from async_loader import Field, MinHeap, ReplayBuffer, Transitions
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 LINKED = {
     "obs": Field((2,), np.float32, next="next_obs"),

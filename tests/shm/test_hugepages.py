@@ -8,7 +8,7 @@ import pytest
 
 from async_loader import ReplayBuffer
 from async_loader.shm import hugepages
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="memfd and huge pages are Linux's"

@@ -34,8 +34,8 @@ from async_loader.errors import AsyncLoaderError, Broken
 from async_loader.replay.base import row_format as r
 from async_loader.replay.rate_limiter import MinSize, Queue
 from async_loader.replay.samplers import Balanced, MaxHeap, MinHeap, RankPrioritized, Recency
-from async_loader.testing.debug import debug_state
 from tests.carried_state import compared
+from tests.table_parts import debug_state
 
 Rng = np.random.Generator
 STREAMS = 3

@@ -13,9 +13,9 @@ from async_loader import Field, ReplayBuffer, Sequences, Uniform
 from async_loader.errors import Broken, Timeout
 from async_loader.feeder import connect
 from async_loader.replay.base import row_format as r
-from async_loader.testing.debug import debug_state
 from tests.carried_state import Drift, compared
 from tests.table import programs
+from tests.table_parts import debug_state
 
 SEED, PROGRAMS, AT_ONCE = 20, 200, 20
 EACH = pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))

@@ -5,7 +5,6 @@ on top of `async_loader.AsyncDataLoader`.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,9 +34,9 @@ class AsyncDataLoader(async_data_loader.AsyncDataLoader):
       ``num_workers`` a ValueError.
     - ``data_source`` is called in a thread of this process, one call at a time, ahead of the
       learner, and may return fewer or more entries than ``batch_size``.
-    - ``collate_fn`` may return any object, which is delivered unchanged. On a device tuples and
-      namedtuples become lists, arrays and strings stay as they are, and other objects are a
-      TypeError.
+    - ``collate_fn`` may return any object, which is delivered unchanged and not copied. On a device
+      tuples and namedtuples become lists, arrays and strings stay as they are, and other objects
+      are a TypeError.
     - ``__del__`` closes, and may be called by hand.
 
     Intended differences: ``next`` raises errors (in DI-engine they hang it), samples of a batch are
@@ -98,7 +97,7 @@ class AsyncDataLoader(async_data_loader.AsyncDataLoader):
             batch_size,
             device,
             chunk_size,
-            None if by_default else KeepingCollate(self.collate_fn, self._moved, os.getpid()),
+            None if by_default else KeepingCollate(self.collate_fn, self._moved),
             num_workers,
             **options,
         )
@@ -178,43 +177,14 @@ class KeepingCollate:
     moved : bool
         Batches go to a device: then tensors stay visible, and only values that stay on the CPU are
         hidden.
-    pid : int
-        The learner's process, in which results may alias the source's memory.
     """
 
     collate_fn: Callable[[list[Any]], Any]
     moved: bool
-    pid: int
 
     def __call__(self, samples: list[Any]) -> Any:
         result = self.collate_fn(samples)
-        if self.moved:
-            return for_device(result)
-        return Kept(owned(result) if os.getpid() == self.pid else result)
-
-
-def owned(value: Any) -> Any:
-    """Copy arrays, and tensors that are views of a larger one: their memory may be overwritten.
-
-    Whole tensors are delivered without a copy, as in the original.
-    """
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, torch.Tensor):
-        return value.clone() if _is_view(value) else value
-    if type(value) is dict:
-        return {key: owned(item) for key, item in value.items()}
-    if type(value) is list or type(value) is tuple:
-        return type(value)(map(owned, value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(owned, value))
-    return value
-
-
-def _is_view(value: torch.Tensor) -> bool:
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad:
-        return False
-    return value.untyped_storage().nbytes() != value.numel() * value.element_size()
+        return for_device(result) if self.moved else Kept(result)
 
 
 def for_device(value: Any) -> Any:

@@ -146,19 +146,12 @@ class BatchMaker(GetAttrProxy):
 
     def create_batches(self, samps: Iterable[Any]) -> Iterator[Any]:
         """Yield batches of the items of ``samps``. StopIteration in any callback ends them."""
-        alone = self._is_untouched("create_batches", "do_batch", "create_batch", "retain")
-        do_batch = self.do_batch if alone else self._do_batch_apart
         chunks = iter(self.chunkify(self._items(samps)))
         while True:
             try:
-                yield do_batch(next(chunks))
+                yield self.do_batch(next(chunks))
             except StopIteration:
                 return
-
-    def _do_batch_apart(self, b: Any) -> Any:
-        """Make a batch outside of its slot: a callback may keep it."""
-        with arena.within(None):
-            return self.do_batch(b)
 
     def _items(self, samps: Iterable[Any]) -> Iterator[Any]:
         """Yield the items of ``samps`` that are not skipped."""

@@ -295,11 +295,6 @@ class Pass(Iterator[Any]):
         self.epoch.close()
         self._end()
 
-    def __getstate__(self) -> Any:
-        raise NotImplementedError(
-            "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
-        )
-
 
 def as_torchs(error: Timeout | WorkerDied, timeout_s: float) -> RuntimeError:
     """Return torch's exception for a dead worker or a batch that did not arrive in time."""

@@ -160,8 +160,3 @@ class GatherPass(Iterator[Any]):
     def close(self) -> None:
         """There are no more batches; idempotent."""
         self._tasks = iter(())
-
-    def __getstate__(self) -> Any:
-        raise NotImplementedError(
-            "an iterator of a DataLoader cannot be pickled: pickle the loader", type(self).__name__
-        )

@@ -93,8 +93,6 @@ class Streamer(TransferThread):
     Parameters
     ----------
     backend : DeviceBackend
-    max_in_flight : int
-        Copies under way at most; each holds a slot.
     pages : PinnedMemory | None
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
@@ -108,14 +106,12 @@ class Streamer(TransferThread):
         train_queue: StreamerInput,
         output: TrainQueue,
         backend: DeviceBackend,
-        max_in_flight: int = MAX_IN_FLIGHT,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
         covers: Callable[[BatchLayout], bool] = lambda layout: False,
     ) -> None:
         super().__init__(train_queue, output)
         self._backend = backend
-        self._max_in_flight = max_in_flight
         self._pages = pages or PinnedMemory()
         self._host_fields, self._covers = host_fields, covers
         # Rings that were seen, and the memory to give back; ``None`` when it could not be
@@ -140,7 +136,7 @@ class Streamer(TransferThread):
         if self._by_consumer:
             with self._turn:
                 self._free_done(self._by_consumer)
-        while len(self._in_flight) >= self._max_in_flight:
+        while len(self._in_flight) >= MAX_IN_FLIGHT:
             self._free_oldest()
         error = self._start(batch, self._in_flight)
         return batch if error is None else Failure(error, lease=batch.lease)

@@ -27,6 +27,7 @@ import numpy as np
 import sabotages
 import torch
 from history import MEMBERS
+from table_parts import debug_state
 
 from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
@@ -44,7 +45,6 @@ from async_loader.replay.base.row_format import CURSOR, FINAL
 from async_loader.replay.kernel_build import warm
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
-from async_loader.testing.debug import debug_state
 
 TABLE = "chaos"
 WIDE = 300

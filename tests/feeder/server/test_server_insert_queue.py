@@ -18,8 +18,8 @@ from async_loader.feeder.wire import ErrorCode, RowLayout
 from async_loader.replay.buffer import shared_table
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
-from async_loader.testing.debug import debug_state
 from tests.insert_rows import insert
+from tests.table_parts import debug_state
 
 ID = RowLayout.of(SCHEMA).schema_id
 KEYS = [bytes([i]) * 16 for i in range(3)]

@@ -19,7 +19,7 @@ from async_loader.replay.samplers import (
     RankPrioritized,
     Uniform,
 )
-from async_loader.testing.debug import debug_state
+from tests.table_parts import debug_state
 
 SAMPLERS = [Uniform, Prioritized, RankPrioritized, Fifo, Lifo, MinHeap, MaxHeap]
 REMOVERS = [Fifo, Lifo, MinHeap, MaxHeap]

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader import tensors, tree
+from async_loader import tensors
 from async_loader.compat.gluon.data.sampler import require
 from async_loader.pipeline.batches import arena
 
-_PACKAGE = "async_loader.compat."
 _RAGGED = "pad them with Pad, or keep them apart with Append or AsList"
 
 
@@ -165,17 +164,6 @@ def require_callable(functions: Sequence[Any], error: type[Exception] = Assertio
         require(callable(one), text, error)
 
 
-def forgets(fn: Any) -> bool:
-    """Whether a batchify function and the functions it calls are this package's,
-    which keep no references to batches.
-    """
-    if not str(getattr(fn, "__module__", "")).startswith(_PACKAGE):
-        return False
-    called: list[Any] = []
-    tree.transform(list(getattr(fn, "__dict__", {}).values()), called.append)
-    return all(forgets(one) for one in called if callable(one) and not isinstance(one, type))
-
-
 def columns(data: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Transpose samples into fields."""
     counts = {len(sample) for sample in data}
@@ -207,12 +195,14 @@ def stacked(data: Sequence[Any]) -> Any:
 
 def padable(data: Sequence[Any], several: str) -> list[npt.NDArray[Any]]:
     """Return samples as arrays. NotImplementedError for other than arrays and lists."""
-    if not isinstance(data[0], np.ndarray | list) and not tensors.is_tensor(data[0]):
+    known = isinstance(data[0], np.ndarray | list) or tensors.is_tensor(data[0])
+    arrays = list(map(tensors.to_array, data)) if known else []
+    if not arrays or not arrays[0].ndim:
         raise NotImplementedError(
-            f"Pad takes arrays and lists of numbers, not {type(data[0]).__name__}: for several "
-            f"fields use {several}(Pad(), ...)"
+            f"Pad takes arrays and lists of numbers, with an axis, not {type(data[0]).__name__}: "
+            f"for several fields use {several}(Pad(), ...)"
         )
-    return list(map(tensors.to_array, data))
+    return arrays
 
 
 def padded(

@@ -20,7 +20,6 @@ from async_loader.compat.gluon.data.batchify import (
     Stack,
     default_batchify_fn,
     default_mp_batchify_fn,
-    forgets,
 )
 from async_loader.compat.gluon.data.dataset import Gather, gather_of
 from async_loader.compat.gluon.data.sampler import (
@@ -33,7 +32,6 @@ from async_loader.dataset.array_dataset import NoColumns
 from async_loader.dataset.dataset_work import GatherWork, MapWork, gather_workers
 from async_loader.dataset.epoch import can_pin, pinned
 from async_loader.errors import ConfigError, Timeout
-from async_loader.pipeline.batches import arena
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import Kind
 from async_loader.public_names import set_public_names
@@ -143,13 +141,12 @@ class DataLoader:
         self._prefetch = max(0, 2 * self._num_workers if prefetch is None else int(prefetch))
         self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._thread_pool, self._timeout = thread_pool, timeout
-        self._batchify_fn = batchify_fn or Stack()
+        self._batchify_fn = batchify_fn or self._batchify
         self._pins = pin_memory and can_pin()
         gather = self._gather(self._batchify_fn, try_nopython)
         workers = self._num_workers
         kind: Kind = "thread" if thread_pool else "process"
-        collate = self._batchify_fn if forgets(self._batchify_fn) else Apart(self._batchify_fn)
-        work: Any = MapWork(dataset, collate, shards=self._shards)
+        work: Any = MapWork(dataset, self._batchify_fn, shards=self._shards)
         if gather is not None:
             # gathering is faster than sending, and a thread gathers large ones ahead
             workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
@@ -161,6 +158,8 @@ class DataLoader:
 
     _shards: tuple[type, ...] = ()
     """Types of entries of a batch that are shards."""
+    _batchify: Collate = Stack()
+    """The batchify function by default."""
 
     def _tasks(self) -> Iterator[Any]:
         sampler = self._batch_sampler
@@ -206,34 +205,18 @@ class DataLoader:
 class DataLoaderV1(DataLoader):
     """The loader with the older signature, up to ``pin_device_id``;
     its iterators never time out.
+
+    Parameters
+    ----------
+    *args, **kwargs
+        As `DataLoader`; ``batchify_fn`` is by default `default_batchify_fn`.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = None,
-        shuffle: bool = False,
-        sampler: Any = None,
-        last_batch: str | None = None,
-        batch_sampler: Any = None,
-        batchify_fn: Collate | None = None,
-        num_workers: int = 0,
-        pin_memory: bool = False,
-        pin_device_id: int = 0,
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            last_batch,
-            batch_sampler,
-            batchify_fn or default_batchify_fn,
-            num_workers,
-            pin_memory,
-            pin_device_id,
-            timeout=None,
-        )
+    _batchify: Collate = staticmethod(default_batchify_fn)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timeout = None
 
 
 class BatchIterator(Iterator[Any]):
@@ -297,19 +280,6 @@ def sampled(
     if sampler is None:
         sampler = RandomSampler(len(dataset)) if shuffle else SequentialSampler(len(dataset))
     return BatchSampler(sampler, batch_size, last_batch or "keep")
-
-
-class Apart:
-    """A user's function, which may keep its result: it makes that outside of the slots, which later
-    batches reuse.
-    """
-
-    def __init__(self, function: Collate) -> None:
-        self._function = function
-
-    def __call__(self, samples: list[Any]) -> Any:
-        with arena.within(None):
-            return self._function(samples)
 
 
 def _seed() -> int:

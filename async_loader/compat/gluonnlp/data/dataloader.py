@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_loader.compat.gluon.data.batchify import default_batchify_fn
-from async_loader.compat.gluon.data.dataloader import Collate, DataLoader
+from async_loader.compat.gluon.data.dataloader import Collate, DataLoaderV1
 from async_loader.public_names import set_public_names
 
 __all__ = ["ShardedDataLoader"]
 set_public_names(globals())
 
 
-class ShardedDataLoader(DataLoader):
+class ShardedDataLoader(DataLoaderV1):
     """Batches of a dataset; for a ``batch_sampler`` that yields lists of lists of indices,
     lists of batches.
 
@@ -56,10 +55,9 @@ class ShardedDataLoader(DataLoader):
             sampler,
             last_batch,
             batch_sampler,
-            batchify_fn or default_batchify_fn,
+            batchify_fn,
             num_workers,
             pin_memory,
             prefetch=prefetch,
             thread_pool=thread_pool,
-            timeout=None,
         )
