@@ -55,7 +55,7 @@ class AnswerDeadline(Deadline):
         return super().expired and self._late_s() <= 0.0
 
 
-_ANSWERS = (Type.APPLIED, Type.GOT)
+_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
@@ -69,6 +69,8 @@ class Call:
         Returns whether the request may be sent now; raises what ends it.
     where : str | None
         Names the table in errors, which are then those of the same call in this process.
+    done : callable
+        Called when it is answered.
     sequence : int
         Given when the request is queued.
     """
@@ -79,6 +81,7 @@ class Call:
     data: Any = None
     ready: Callable[[], bool] | None = None
     where: str | None = None
+    done: Callable[[], object] = bool
     sequence: int = 0
     reply: Message | None = None
     error: AsyncLoaderError | OSError | None = None
@@ -181,3 +184,4 @@ class Calls:
             call.reply = message
         self.forget([call])
         self.news.ring()
+        call.done()

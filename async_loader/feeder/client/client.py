@@ -27,8 +27,10 @@ from async_loader.feeder.client.arguments import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.remote_table import IdleSources
+from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats, Traffic
-from async_loader.feeder.client.table import SampleReaders, TableClient, W
+from async_loader.feeder.client.table import TableClient, W
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.client.writer_rows import WriterOptions
@@ -69,7 +71,7 @@ class Client:
         self._traffic = Traffic()
         self._has_read = self._traffic.add
         # by table: `client.table(name).sample(n)` at each step opens no further reader
-        self._sample_readers: defaultdict[str, SampleReaders] = defaultdict(SampleReaders)
+        self._sample_readers: defaultdict[str, IdleSources[RemoteSource]] = defaultdict(IdleSources)
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -226,8 +228,7 @@ class Client:
         name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         deadline = AnswerDeadline(self._connection, wait_s, self._timeout_s)
-        found = self._latest(name, newer_than, wait_s, deadline, as_torch)
-        return None if isinstance(found, weights.Missing) else found
+        return self._latest(name, newer_than, wait_s, deadline, as_torch)
 
     def _latest(
         self,
@@ -236,8 +237,8 @@ class Client:
         wait_s: float,
         deadline: Deadline,
         as_torch: bool,
-    ) -> Published | weights.Missing:
-        """As `latest`, with an end of the whole call; says why there are none."""
+    ) -> Published | None:
+        """As `latest`, with an end of the whole call."""
         run = self._runs.get(name)
         if isinstance(newer_than, Published):
             run, newer_than = newer_than.run, newer_than.version
@@ -245,7 +246,7 @@ class Client:
         found = weights.latest(
             self._connection, name, newer_than, known, wait_s, deadline, as_torch
         )
-        if not isinstance(found, weights.Missing):
+        if found is not None:
             self._runs[name] = found.run
             self._connection.old_rows.newest[name] = found.version
         return found

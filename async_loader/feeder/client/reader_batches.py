@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from async_loader.feeder.wire import (
     Message,
     Reader,
     SlotBatches,
-    TotalsReply,
     schema_of,
 )
 from async_loader.lifecycle import EventFd
@@ -54,17 +52,11 @@ class ReaderOptions:
     transport : "auto" | "shm" | "tcp"
     planned : int
         Batches that a loader plans ahead of the learner.
-    most : int
-        Batches ahead at most, where `ahead_of` decides.
-    totals_every_s : float | None
-        Seconds after which TOTALS are asked for again, while a thread waits; ``None``: never.
     """
 
     prefetch: int | None
     transport: Transport = "tcp"
     planned: int = 0
-    most: int = AHEAD_MOST
-    totals_every_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -126,10 +118,6 @@ class ReaderBatches:
         Of this opening, by number: batches that are here, or with the learner.
     settled : deque of Lease
         Batches that were used, which the feeder has to be told.
-    totals : TotalsReply | None
-        What the feeder has said of how much there is to draw from, in this session.
-    totals_at, heard_at : float
-        When TOTALS is sent, and when the last answer came.
     """
 
     def __init__(self, port: Connection, options: ReaderOptions) -> None:
@@ -154,8 +142,6 @@ class ReaderBatches:
         self.batches = self.redelivered = 0
         self.leases: dict[int, Lease] = {}
         self.settled: deque[Lease] = deque()
-        self.totals: TotalsReply | None = None
-        self.totals_at, self.heard_at = math.inf, 0.0
 
     @property
     def due(self) -> bool:
@@ -252,9 +238,6 @@ class ReaderBatches:
 
     def session_begins(self) -> None:
         """There is a new session: credit counts anew."""
-        self.totals = None
-        if self.options.totals_every_s is not None:
-            self.totals_at = 0.0
         if self.ended_after is not None:  # batches before the END have come, or never will
             self.ended_after = self.received
 
@@ -274,7 +257,7 @@ class ReaderBatches:
         form = BatchForm.of(schema, batch_size)
         self._unpacking, nbytes, wished = Unpacking(form), form.nbytes, options.prefetch
         if wished is None:
-            wished = min(ahead_of(schema, nbytes, options.planned), options.most)
+            wished = ahead_of(schema, nbytes, options.planned)
         shared = body.transport == "shm"
         self.ahead = min(wished, MOST_AHEAD if shared else self.port.limits.ahead(nbytes))
         self.received = self.told = 0

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,8 +42,6 @@ from async_loader.feeder.wire import (
     Reader,
     Return,
     SlotBatches,
-    Totals,
-    TotalsReply,
 )
 from async_loader.lifecycle import Deadline
 
@@ -55,8 +52,6 @@ REMIND_S = 5.0
 """After this long a PULL without a batch is sent again. Credit is absolute, so that is harmless."""
 LATER_S = 0.1
 """Wait before OPEN_READER is sent again after a temporary refusal: the table has no schema yet."""
-TOTALS_AGAIN_S = 1.0
-"""After this long without an answer a TOTALS is sent again."""
 _FULL = (ErrorCode.LIMIT,)
 _ENDS_A_CALL = (ErrorCode.TIMEOUT, ErrorCode.NOT_ENOUGH, *_FULL)
 _log = logging.getLogger(__name__)
@@ -175,7 +170,7 @@ class ReaderChannel(ReaderBatches):
                 if slots is not None and slots.worn and not self.leased:
                     self._open_again()  # with new memory
                 self._ask(now)
-                dues = (self._request.at, self._ask_totals(now), self._tell(now))
+                dues = (self._request.at, self._tell(now))
                 due = min((one for one in dues if one is not None and one > now), default=None)
                 if self.phase is before:
                     return due
@@ -197,19 +192,6 @@ class ReaderChannel(ReaderBatches):
             pull = Pull(self.granted, given, self.wait_s or 0.0)
             port.send(Plane.PULL, pull, self.number, port.sequence())
         return self._remind_at if self.told > self.received else None
-
-    def _ask_totals(self, now: float) -> float | None:
-        """Send TOTALS if it is due; return when the next one is."""
-        every_s, port = self.options.totals_every_s, self.port
-        if every_s is None or self.phase is not ReaderPhase.READY:
-            return None
-        due = self.totals_at
-        if self.bell is not None and due == math.inf:
-            due = self.heard_at + every_s
-        if due <= now:
-            due = self.totals_at = now + TOTALS_AGAIN_S
-            port.send(Plane.PULL, Totals(), self.number, port.sequence())
-        return due
 
     def _ask(self, now: float) -> None:
         """Send OPEN_READER or CLOSE_READER where it is due."""
@@ -290,8 +272,6 @@ class ReaderChannel(ReaderBatches):
         with self.lock:
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
-            elif isinstance(body, TotalsReply):
-                self.totals, self.heard_at, self.totals_at = body, now, math.inf
             elif isinstance(body, Reader):
                 if self.phase is ReaderPhase.WANTED and self._request.is_answer(message):
                     self._opened(body)
@@ -327,6 +307,11 @@ class ReaderChannel(ReaderBatches):
             self.failure, self._parting = failure, self.give_back(used=True)
             self.phase = ReaderPhase.FAILED
 
+    def ring(self) -> None:
+        """Ring the bell of a thread that waits. Any thread."""
+        with self.lock:
+            self._ring_bell()
+
     def _ring_bell(self) -> None:
         if self.bell is not None:
             self.bell.ring()
@@ -339,8 +324,6 @@ class ReaderChannel(ReaderBatches):
             self._fail(lambda: Unsupported(f"{text}: use transport='auto'"))
             return
         self.opened(body, self.wanted.batch_size)
-        if self.options.totals_every_s is not None:
-            self.totals_at = 0.0
         self.phase = ReaderPhase.OFFERING if shared else ReaderPhase.READY
 
     def _receive(self, message: Message, body: Batch | SlotBatches, now: float) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Hashable
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from async_loader.feeder.client.arguments import reader_wanted
 from async_loader.feeder.client.reader_batches import Transport
@@ -21,8 +22,44 @@ from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Source
 
+_MOST_IDLE = 16
 S = TypeVar("S", bound=Source)
+Kind = tuple[int, View | None]
+"""A batch size and a view."""
 Timeout = float | Deadline | None
+
+
+class Droppable(Protocol):
+    """A source that can be closed without waiting."""
+
+    def drop(self) -> None: ...
+
+
+D = TypeVar("D", bound=Droppable)
+
+
+class IdleSources(Generic[D]):
+    """Sources of `sample` that are kept open between calls. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Kind, D]] = []
+
+    def take(self, kind: Kind, make: Callable[[], D]) -> D:
+        """Return a source that no other call uses until `give_back` has it."""
+        with self._lock:
+            for i, (known, _) in enumerate(self._idle):
+                if known == kind:
+                    return self._idle.pop(i)[1]
+        return make()
+
+    def give_back(self, kind: Kind, source: D) -> None:
+        """Keep a source for later calls; drop the one that was used longest ago."""
+        with self._lock:
+            self._idle.insert(0, (kind, source))
+            rest, self._idle = self._idle[_MOST_IDLE:], self._idle[:_MOST_IDLE]
+        for _, oldest in rest:
+            oldest.drop()
 
 
 class RemoteTable(TableMethods, Generic[S]):
@@ -86,7 +123,7 @@ class RemoteTable(TableMethods, Generic[S]):
         """Return a new writer.
 
         It is opened in the background; its first call that waits raises the errors of that. Of a
-        cluster it is bound to one shard: on this host, or the one with the least load. All its
+        cluster it is bound to one shard: on this host, or the next in turn. All its
         streams stay there. When the shard is lost it keeps what is not acknowledged, and goes on
         with the process that takes the shard's place.
 
@@ -165,8 +202,7 @@ class RemoteTable(TableMethods, Generic[S]):
             Batches on their way or waiting here; those of a queue hold their places in it. 64 at
             most, and over a socket no more than the feeder's ``in_flight_bytes``. By default 4 to
             32 by size, at most 8 with weights, and as many as a loader plans. With 0 a batch is
-            drawn when `plan` waits for it. Of a cluster: chunks that each shard may draw ahead; a
-            chunk is a batch or less.
+            drawn when `plan` waits for it. Of a cluster: those of each shard.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
             through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.

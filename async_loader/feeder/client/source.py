@@ -19,6 +19,7 @@ from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_batches import (
     AHEAD_LEAST,
@@ -29,7 +30,7 @@ from async_loader.feeder.client.reader_batches import (
 )
 from async_loader.feeder.client.reader_channel import ReaderChannel, ReaderPhase
 from async_loader.feeder.client.slots import FilledSlot
-from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
+from async_loader.feeder.wire import MOST_AHEAD, Message, OpenReader, Plane, Totals, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
@@ -39,6 +40,8 @@ from async_loader.source import END, Applied, Plan, Ready
 
 _GOODBYE_S = 1.0
 """How long a loader's close waits until the feeder has taken back what was not used."""
+TOTALS_S = 0.05
+"""How old what a feeder says of its totals may be, plus one answer's way."""
 IN_A_HURRY_S = 0.01
 """A learner that asks for more twice in this time is busy, see `Waker.yield_to_io`."""
 
@@ -91,6 +94,9 @@ class RemoteSource:
         self._closed = False
         self._wait_s: float | None = None  # of the present call, see `call`
         self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
+        self._totals: Message | None = None
+        self._totals_call: Call | None = None
+        self._totals_at = -math.inf
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
@@ -213,18 +219,12 @@ class RemoteSource:
     def drop(self) -> None:
         """Close without waiting: what was not settled goes back."""
         self._closed = True
+        self.ask_anew()
         if self._channel is not None:
             self._channel.close(used=False)
             self._connection.wake()
 
     # -- for a source of several feeders -----------------------------------------------------------
-
-    def watch_totals(self, every_s: float, most_ahead: int) -> None:
-        """From its opening on, know how much it draws from; see `totals`. Before the first plan.
-
-        ``most_ahead``: batches ahead at most, unless a prefetch was given.
-        """
-        self._options = replace(self._options, most=most_ahead, totals_every_s=every_s)
 
     @property
     def server(self) -> int:
@@ -238,42 +238,41 @@ class RemoteSource:
         return channel is not None and channel.ended_after is not None
 
     @property
-    def ahead(self) -> int:
-        """Batches that may be on their way or wait here, as far as is known."""
-        return 0 if self._channel is None else self._channel.ahead
+    def eta(self) -> float | None:
+        """Of sequences, the share of the largest error in a priority."""
+        return None if self._channel is None else self._channel.eta
 
     def totals(self, batch_size: int) -> TotalsReply | None:
-        """Return what the feeder has said of how much there is to draw from.
+        """Return what the feeder has said of how much there is to draw from, in this session.
 
-        Does not wait. Asks again if that is older than `watch_totals` allows.
+        Does not wait. Asks again if that is older than `TOTALS_S`.
         """
-        channel = self._reader_channel(batch_size)
-        every_s = channel.options.totals_every_s
-        assert every_s is not None
-        with channel.lock:
-            newest, now = channel.totals, time.monotonic()
-            asks = channel.totals_at == math.inf and now - channel.heard_at >= every_s
-            if asks:
-                channel.totals_at = now
-        if asks:
-            self._connection.wake()
-        return newest
+        channel, connection = self._reader_channel(batch_size), self._connection
+        asked, now = self._totals_call, connection.clock()
+        if asked is not None and (asked.reply is not None or asked.error is not None):
+            self._totals, self._totals_call = asked.reply, None
+        if self._totals_call is None and now - self._totals_at >= TOTALS_S:
+            self._totals_at = now
+            self._totals_call = connection.ask(
+                Call(
+                    Totals(), Plane.PULL, channel.number,
+                    ready=lambda: channel.phase is ReaderPhase.READY, done=channel.ring,
+                )
+            )  # fmt: skip
+        known: Any = self._totals
+        return known.body if known and known.session == connection.session.number else None
 
     def ask_anew(self) -> None:
-        """Forget what the feeder has said, and ask it again."""
-        channel = self._channel
-        if channel is not None:
-            with channel.lock:
-                channel.totals, channel.totals_at = None, 0.0
-            self._connection.wake()
+        """Forget what the feeder has said."""
+        if self._totals_call is not None:
+            self._connection.forget_calls([self._totals_call])
+        self._totals, self._totals_call, self._totals_at = None, None, -math.inf
 
     def listen(self, batch_size: int, bell: EventFd | None) -> None:
         """Have a bell rung when there is something new, until another is given, or none."""
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
             channel.listen(bell)
-            if bell is not None:
-                self._connection.wake()  # from here on it asks for totals by itself
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
@@ -387,6 +386,7 @@ class RemoteSource:
         if channel is None:
             return
         self._connection.check_fork()
+        self.ask_anew()
         channel.close(used=True)
         self._wait_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.errors import TooLarge
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.remote_table import RemoteTable, Timeout
+from async_loader.feeder.client.remote_table import IdleSources, RemoteTable, Timeout
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter
 from async_loader.feeder.client.writer_rows import WriterOptions
@@ -79,11 +78,6 @@ _CHANGES: dict[Change, type[ById]] = {
 }
 
 
-_MOST_IDLE = 16
-Kind = tuple[int, View | None]
-"""A batch size and a view."""
-
-
 class Client(Protocol):
     """What a table asks of its client; `client.Client` has it."""
 
@@ -100,33 +94,6 @@ class Client(Protocol):
     ) -> W: ...
 
     def _has_read(self, channel: ReaderChannel, /) -> None: ...
-
-
-class SampleReaders:
-    """Readers of one table that are kept open between calls. Threads: any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[tuple[Kind, RemoteSource]] = []
-
-    def take(self, kind: Kind, make: Callable[[], RemoteSource]) -> RemoteSource:
-        """Return a reader that no other call uses until `give_back` has it."""
-        with self._lock:
-            for i in reversed(range(len(self._idle))):
-                if self._idle[i][0] == kind:
-                    return self._idle.pop(i)[1]
-        return make()
-
-    def give_back(self, kind: Kind, source: RemoteSource, usable: bool) -> None:
-        """Keep a reader for later calls, if it is ``usable``."""
-        oldest = source
-        with self._lock:
-            if usable:
-                self._idle.append((kind, source))
-                if len(self._idle) <= _MOST_IDLE:
-                    return
-                _, oldest = self._idle.pop(0)
-        oldest.drop()
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -146,7 +113,7 @@ class TableClient(RemoteTable[RemoteSource]):
     connection : Connection
     name : str
     timeout_s : float
-    readers : SampleReaders
+    readers : IdleSources
         Of the client and this table.
 
     Attributes
@@ -156,7 +123,7 @@ class TableClient(RemoteTable[RemoteSource]):
 
     def __init__(
         self, client: Client, connection: Connection, name: str, timeout_s: float,
-        readers: SampleReaders,
+        readers: IdleSources[RemoteSource],
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._readers = timeout_s, readers
@@ -226,18 +193,16 @@ class TableClient(RemoteTable[RemoteSource]):
             return made
 
         source = self._readers.take(kind, make)
-        usable = False
         try:
             ready = source.call(size, -wait_s if limit is None else wait_s, deadline)
             batch: Batch = ragged(tree.Fields(ready.batch), view)
             if ready.lease is not None:
                 source.settle(ready.lease)
-            usable = True
-        except Exception:
-            usable = source.in_step
-            raise
         finally:
-            self._readers.give_back(kind, source, usable)
+            if source.in_step:
+                self._readers.give_back(kind, source)
+            else:
+                source.drop()
         return batch
 
     def _source(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,15 +60,6 @@ class Published:
     version: int
     tensors: dict[str, Any]
     run: str = ""
-
-
-class Missing(Enum):
-    """Why a feeder returned no weights."""
-
-    NONE = "none"
-    """It has none of that name."""
-    NOT_NEWER = "not newer"
-    """It has some, and they are not newer."""
 
 
 class Packed(NamedTuple):
@@ -173,7 +163,7 @@ def latest(
     wait_s: float,
     deadline: Deadline,
     as_torch: bool,
-) -> Published | Missing:
+) -> Published | None:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
     path = connection.memory_endpoint
@@ -188,7 +178,7 @@ def latest(
         said = reply.body
         assert isinstance(said, Weights)
         if first is None and reply.data is None:
-            return Missing.NONE if said.version is None else Missing.NOT_NEWER
+            return None
         if first is None or (said.version, said.run) != (first.version, first.run):
             first, at, whole = said, 0, bytearray(said.total_bytes)  # another, from its beginning
             if path is not None and len(whole) >= SHARED_FROM:
