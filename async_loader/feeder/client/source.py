@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,21 +20,15 @@ from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.reader_batches import (
-    AHEAD_LEAST,
-    Lease,
-    ReaderOptions,
-    ReceivedBatch,
-    Transport,
-)
-from async_loader.feeder.client.reader_channel import ReaderChannel, ReaderPhase
-from async_loader.feeder.client.slots import FilledSlot
+from async_loader.feeder.client.reader_batches import AHEAD_LEAST, ReaderPhase, Transport
+from async_loader.feeder.client.reader_channel import ReaderChannel
+from async_loader.feeder.client.slots import ReceivedBatch
 from async_loader.feeder.wire import MOST_AHEAD, Message, OpenReader, Plane, Totals, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.table_methods import TableMethods
-from async_loader.shm.batch_buffer import ReadySlot
+from async_loader.shm.batch_buffer import BatchBuffer, ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
 _GOODBYE_S = 1.0
@@ -84,7 +77,8 @@ class RemoteSource:
     ) -> None:
         self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
-        self._table, self._options = table, ReaderOptions(prefetch, transport)
+        self._table, self._transport = table, transport
+        self._prefetch, self._planned = prefetch, 0
         self._channel: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -103,9 +97,9 @@ class RemoteSource:
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """Raise the prefetch to the number of batches that a loader plans ahead."""
         if self._channel is None:
-            options, planned = self._options, min(batches, MOST_AHEAD)
-            prefetch = None if options.prefetch is None else max(options.prefetch, planned)
-            self._options = replace(options, prefetch=prefetch, planned=planned)
+            self._planned = min(batches, MOST_AHEAD)
+            if self._prefetch is not None:
+                self._prefetch = max(self._prefetch, self._planned)
 
     @property
     def transport(self) -> Literal["shm", "tcp"] | None:
@@ -181,7 +175,6 @@ class RemoteSource:
             raise complaint
         if channel.failure is not None:
             raise channel.failure()
-        channel.ask()
         return None
 
     # -- calls of `TableClient.sample` -------------------------------------------------------------
@@ -190,22 +183,13 @@ class RemoteSource:
         """Draw a batch now. ``wait_s``: see `OpenReader`. Raises as `TableClient.sample`."""
         self._wait_s = wait_s
         channel = self._reader_channel(batch_size)
-        received: Any = None
-
-        def attempt() -> bool:
-            nonlocal received
-            received = self._next(channel)
-            if received is None and channel.due:
-                self._connection.wake()
-            return received is not None
-
         with channel.lock:
             channel.wait_s = wait_s
         while True:
-            channel.news.until(attempt, deadline, lambda: self._connection.no_answer("PULL"))
-            ready = self._ready(channel, received)
+            ready: Any = self.plan(batch_size, Patience(deadline=deadline))
             if ready.lease is None or self.hand_out(ready.lease):
-                return ready
+                found: Ready = ready
+                return found
 
     @property
     def in_step(self) -> bool:
@@ -278,7 +262,7 @@ class RemoteSource:
 
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, ReceivedBatch)
         return lease.reader.hand_out(lease)
 
     def settle(self, lease: object) -> None:
@@ -286,7 +270,7 @@ class RemoteSource:
 
         The feeder is told with the next PULL, or at once if no plan waits.
         """
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, ReceivedBatch)
         reader = lease.reader
         reader.settle(lease)
         if reader.bell is not None or self._over or self._wait_s is not None:
@@ -340,7 +324,7 @@ class RemoteSource:
         rows = tensors.to_ids(index).size
         values: Any = priority if eta is None else per_item(priority, rows, eta)
         self._connection.check()
-        channel.news.until(  # the reader's own sampler has to be there
+        self._connection.news.until(  # the reader's own sampler has to be there
             lambda: channel.phase is not ReaderPhase.WANTED,
             deadline,
             lambda: self._connection.no_answer("OPEN_READER"),
@@ -409,18 +393,16 @@ class RemoteSource:
         return channel
 
     def _open_channel(self, batch_size: int) -> None:
-        options = self._options
-        ahead = options.prefetch
+        ahead = self._prefetch
         if ahead is None:
-            ahead = max(AHEAD_LEAST, options.planned)
+            ahead = max(AHEAD_LEAST, self._planned)
         wanted = structs.replace(self._wanted, batch_size=batch_size, prefetch=max(1, ahead))
-
-        def made(number: int) -> ReaderChannel:
-            channel = ReaderChannel(self._connection, number, wanted, options)
-            channel.wait_s = self._wait_s
-            return channel
-
-        channel: ReaderChannel = self._connection.add(made)
+        channel: ReaderChannel = self._connection.add(
+            lambda number: ReaderChannel(
+                self._connection, number, wanted, self._prefetch, self._transport, self._planned,
+                self._wait_s,
+            )
+        )  # fmt: skip
         weakref.finalize(self, _drop, self._connection, channel).atexit = False
         self._channel = channel
         self._on_open(channel)
@@ -430,13 +412,16 @@ class RemoteSource:
         assert schema is not None
         if structure is None or schema is not structure.schema:
             structure = self.structure = structure_of(schema, channel.eta is not None, self._goals)
-        body, lease = received.body, received.lease
-        columns = body.arrays()
+        columns = received.arrays()
+        block, slots, layout = received.block, received.slots, received.layout
+        assert block is not None
+        received.block = None  # a lease does not keep the memory
+        lease = received if channel.leased else None
         if channel.leased:
             self._connection.old_rows.look(channel.wanted.table, schema, columns)
         batch = structure.batch(columns, received.server)
-        if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
-            layout = body.slots.layout
+        if self._goals is None and slots is not None and received.rows == channel.wanted.batch_size:
+            buffer = BatchBuffer(slots.ring, received.slot, block)
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)
         return Ready(batch, lent=True, lease=lease)
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from async_loader.feeder.client.outbox import Counts
-from async_loader.feeder.client.reader_channel import OVER, ReaderChannel
+from async_loader.feeder.client.reader_batches import OVER
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.shm.limits import human
 from async_loader.stats import Stats

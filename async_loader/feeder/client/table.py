@@ -365,4 +365,4 @@ def _columns(reply: Any, schema: Schema) -> list[npt.NDArray[Any]]:
         return [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
     form = BatchForm.of(schema, rows)
     (found,) = form.blocks(WireBatch(rows, [reply.data]))
-    return [one.copy() for one in form.arrays(found.block)]
+    return form.layout.views(found.block.copy())
