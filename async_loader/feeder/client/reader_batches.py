@@ -44,8 +44,9 @@ OVER = {ReaderPhase.CLOSED, ReaderPhase.FAILED}
 
 
 class ReaderBatches:
-    """The learner's side of one reader of one table. All that changes does so under ``lock``; methods take it, unless
-    they say otherwise.
+    """The learner's side of one reader of one table.
+
+    What changes does so under ``lock``; methods take it, unless they say otherwise.
 
     Parameters
     ----------

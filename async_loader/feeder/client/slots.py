@@ -23,7 +23,7 @@ from async_loader.schema import Schema
 from async_loader.shm.slot_leases import COPY_BELOW, Lease, SlotRing
 
 if TYPE_CHECKING:
-    from async_loader.feeder.client.reader_channel import ReaderChannel
+    from async_loader.feeder.client.reader_batches import ReaderBatches
 
 Arrays = list[npt.NDArray[Any]]
 SPARE = 4
@@ -36,7 +36,7 @@ class ReceivedBatch:
 
     Attributes
     ----------
-    reader : ReaderChannel
+    reader : ReaderBatches
     number, opening : int
         It is batch ``number`` of an ``opening`` of the reader.
     server : int
@@ -53,7 +53,7 @@ class ReceivedBatch:
         User code may have seen it.
     """
 
-    reader: ReaderChannel
+    reader: ReaderBatches
     number: int
     opening: int
     server: int

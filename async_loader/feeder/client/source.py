@@ -185,11 +185,19 @@ class RemoteSource:
         channel = self._reader_channel(batch_size)
         with channel.lock:
             channel.wait_s = wait_s
+        found: Any = None
+
+        def attempt() -> bool:
+            nonlocal found
+            found = self._attempt(channel)
+            return found is not None
+
         while True:
-            ready: Any = self.plan(batch_size, Patience(deadline=deadline))
-            if ready.lease is None or self.hand_out(ready.lease):
-                found: Ready = ready
-                return found
+            connection = self._connection
+            connection.news.until(attempt, deadline, lambda: connection.no_answer("PULL"))
+            if found.lease is None or self.hand_out(found.lease):
+                ready: Ready = found
+                return ready
 
     @property
     def in_step(self) -> bool:
