@@ -192,8 +192,8 @@ class RemoteSource:
             found = self._attempt(channel)
             return found is not None
 
+        connection = self._connection
         while True:
-            connection = self._connection
             connection.news.until(attempt, deadline, lambda: connection.no_answer("PULL"))
             if found.lease is None or self.hand_out(found.lease):
                 ready: Ready = found
