@@ -45,10 +45,6 @@ _AS_THERE = {
 }
 
 
-class TooLarge(ConfigError):
-    """More was asked for than a message holds."""
-
-
 def error_of(body: Error, where: str) -> AsyncLoaderError:
     """Return the error for the thread that asked. ``where``: an address, or a table."""
     kind = _KINDS.get(body.code, Broken)
@@ -65,7 +61,7 @@ def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
     if body.code in _AS_THERE:
         return _KINDS[body.code](body.text)
     if body.code == ErrorCode.TOO_LARGE:
-        return TooLarge(body.text)
+        return ConfigError(body.text)
     return error_of(body, where)
 
 

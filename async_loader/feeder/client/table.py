@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Hashable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +26,6 @@ from async_loader.feeder.client.batch_structure import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.errors import TooLarge
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import IdleSources, RemoteTable, Timeout
@@ -43,7 +43,6 @@ from async_loader.feeder.wire import (
     Get,
     Load,
     Message,
-    OfTable,
     OpenReader,
     Plane,
     Prioritize,
@@ -62,15 +61,15 @@ from async_loader.replay.stats import TableStats
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
 from async_loader.replay.views import Ragged, View, checked_view, ragged
-from async_loader.schema import Schema, SchemaLike
+from async_loader.schema import SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
 W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
-"""Ids of one message at most."""
-_GONE = np.array([-1], np.int64)
-"""An id that no row has."""
+"""Ids of one call at most."""
+_BESIDE = 64 << 10
+"""Bytes of a message beside its data."""
 _CHANGES: dict[Change, type[ById]] = {
     "update_priorities": Prioritize,
     "update": Update,
@@ -140,13 +139,19 @@ class TableClient(RemoteTable[RemoteSource]):
 
     def _ask(
         self,
-        body: OfTable,
+        body: Any,
         timeout_s: Timeout = None,
         data: bytes | None = None,
         server: int | None = None,
     ) -> Message:
         """Return the answer. ``server``: raise ServerReplaced unless it is the present one."""
         connection = self._connection
+        most = connection.limits.message_bytes - _BESIDE
+        if data is not None and (len(data) > most or body.count > _IDS):
+            raise ConfigError(
+                f"{body.TYPE.name.lower()} of {body.count:,} ids takes {len(data):,} bytes, a call "
+                f"takes {_IDS:,} ids and {most:,} bytes: give fewer at a time"
+            )
 
         def ready() -> bool:
             if server is not None and connection.servers != server:
@@ -229,34 +234,24 @@ class TableClient(RemoteTable[RemoteSource]):
     def _get(
         self, index: Any, view: View | None, timeout_s: Timeout
     ) -> tuple[BatchStructure, dict[str, Any]]:
-        """As `get`, with padding, in as many messages as the answer takes. ``timeout_s``: for each
-        message.
-        """
+        """As `get`, with padding."""
         ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
-        left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
-        parts: list[Any] = []
-        while left:
-            some = left.pop(0)
-            body = Get(table=self.name, count=len(some), view=wanted)
-            try:
-                reply: Any = self._ask(body, timeout_s, some.tobytes())
-            except TooLarge:
-                if len(some) == 1:
-                    raise
-                half = len(some) // 2
-                left[:0] = [some[:half], some[half:]]
-                continue
-            schema, eta = schema_of(reply.body.schema), reply.body.eta
-            parts.append(_columns(reply, schema))
-        columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
+        body = Get(table=self.name, count=len(ids), view=wanted)
+        reply: Any = self._ask(body, timeout_s, ids.tobytes())
+        schema, eta, rows = schema_of(reply.body.schema), reply.body.eta, reply.body.rows
+        columns = [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
+        if rows:
+            form = BatchForm.of(schema, rows)
+            (found,) = form.blocks(WireBatch(rows, [reply.data]))
+            columns = form.layout.views(found.block.copy())
         structure = structure_of(schema, eta is not None, goals_of(view))
         return structure, structure.batch(columns, server)
 
     def _apply(
         self, change: Change, index: Any, values: Mapping[str, Any], timeout_s: Timeout
     ) -> Applied:
-        """See `TableMethods`. Makes as many messages as it takes.
+        """See `TableMethods`.
 
         Ids that an earlier server gave count as stale: the present one has other rows by these ids.
         """
@@ -277,17 +272,14 @@ class TableClient(RemoteTable[RemoteSource]):
                 raise ConfigError(f"{number} ids and {rows} priorities: one for each")
         here = local_ids(ids, server)
         arrays = [remote_ids(ids[here], server), *(one[here] for one in columns.values())]
-        row = 1 + sum(one.nbytes for one in arrays) // max(1, len(arrays[0]))
-        most = max(1, min(_IDS, self._connection.limits.message_bytes // row - 1024))
-        applied = 0  # without ids one message: values are checked there
-        with contextlib.suppress(ServerReplaced):  # the rest are rows of an earlier server
-            for at in range(0, len(arrays[0]) or int(not len(ids)), most):
-                some = [one[at : at + most] for one in arrays]
-                specs = specs_of(dict(zip(columns, some[1:], strict=True)))
-                body = _CHANGES[change](table=self.name, count=len(some[0]), specs=specs)
-                data = b"".join(one.tobytes() for one in some)
+        specs = specs_of(dict(zip(columns, arrays[1:], strict=True)))
+        body = _CHANGES[change](table=self.name, count=len(arrays[0]), specs=specs)
+        applied = 0
+        if len(arrays[0]) or not len(ids):  # without ids too: values are checked there
+            with contextlib.suppress(ServerReplaced):  # these are rows of an earlier server
+                data = b"".join(one.tobytes() for one in arrays)
                 reply: Any = self._ask(body, deadline, data, server).body
-                applied += reply.applied
+                applied = reply.applied
         return Applied(applied, len(ids) - applied)
 
     # -- the whole table ---------------------------------------------------------------------------
@@ -352,17 +344,6 @@ def stats_of(said: AboutReply) -> TableStats:
     """Return the counts of a table as its feeder sent them."""
     waiting = []
     for text, waited_s in said.stats["waiting"]:  # as "1 call to sample 256: why"
-        who, _, rest = text.partition(" to ")
-        what, _, reason = rest.partition(": ")
-        kind = "insert" if what.startswith("insert") else "sample"
+        who, kind, reason = re.split(r" to (insert|sample)[^:]*: ", text, maxsplit=1)
         waiting.append(Waiting(what=kind, who=who, reason=reason, waited_s=waited_s))
     return TableStats(**{**said.stats, "waiting": tuple(waiting)})
-
-
-def _columns(reply: Any, schema: Schema) -> list[npt.NDArray[Any]]:
-    rows = reply.body.rows
-    if not rows:
-        return [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
-    form = BatchForm.of(schema, rows)
-    (found,) = form.blocks(WireBatch(rows, [reply.data]))
-    return form.layout.views(found.block.copy())
