@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
-from async_loader.feeder.client.client import Client
+from async_loader.feeder.client.client import Client, ClosedAtExit
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
 from async_loader.lifecycle import Deadline, seconds
@@ -26,7 +24,7 @@ R = TypeVar("R")
 
 
 @explain_wrong_attributes
-class ClusterClient:
+class ClusterClient(ClosedAtExit):
     """A connection to all shards of a cluster. Made by `Cluster`.
 
     Shards that cannot be reached are left out until they can be; one at least has to answer at
@@ -221,23 +219,6 @@ class ClusterClient:
 
     def __reduce__(self) -> Any:
         raise CannotSend("a client stays in its process: connect to the cluster there")
-
-    def __enter__(self) -> ClusterClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError as late:
-            if error is None:
-                raise
-            if not isinstance(error, type(late)):
-                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
     def _check(self) -> None:
         if self._closed:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from async_loader import tensors, tree
-from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
+from async_loader.errors import Broken, CannotSend, ConfigError, Timeout
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.reader_batches import Transport
@@ -274,15 +274,11 @@ class ClusterTable(RemoteTable[ClusterSource]):
         return min(self._abouts().values(), key=lambda one: one.schema is None)
 
     def _abouts(self) -> dict[str, AboutReply]:
-        """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        found, failed = self._connections.ask(
-            self._connections.reached,
-            lambda one, limit: one.table(self.name)._about(limit),
-            Deadline(self._timeout_s),
+        """Ask all shards that can be reached."""
+        numbers = {one.number for one in self._connections.all}
+        found = self._of_shards(
+            numbers, lambda one, limit: one.table(self.name)._about(limit), None
         )
-        for error in failed.values():
-            if not found or isinstance(error, (ConfigError, Unsupported)):
-                raise error
         if not found:
             raise self._connections.nothing(f"table {self.name!r}")
         return found

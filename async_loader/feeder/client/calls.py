@@ -167,15 +167,12 @@ class Calls:
             return body.code != ErrorCode.TIMEOUT
         return message.type in _ANSWERS
 
-    def answer(self, message: Message, address: str, reopen: Callable[[int], bool]) -> None:
-        """Answer a request. ``reopen`` opens a reader that the server forgot, if there is one."""
+    def answer(self, message: Message, address: str) -> None:
+        """Answer a request."""
         body, call = message.body, self.pending.get(message.sequence)
         if call is None:
             return  # it was given up meanwhile
         if isinstance(body, Error):
-            if body.code == ErrorCode.UNKNOWN_READER and reopen(call.number):
-                self.unsent[call.sequence] = call
-                return
             if call.where is None:
                 call.error = error_of(body, address)
             else:

@@ -6,11 +6,12 @@ import contextlib
 import threading
 import warnings
 import weakref
+from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from multiprocessing import util
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -27,9 +28,10 @@ from async_loader.feeder.client.arguments import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import IdleSources
 from async_loader.feeder.client.source import RemoteSource
-from async_loader.feeder.client.stats import ClientStats, Traffic
+from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient, W
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
@@ -46,9 +48,36 @@ from async_loader.schema import Schema, SchemaLike
 if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
+_COUNTED = sorted(ClientStats.COUNTERS - {"sessions"})
+
+
+class ClosedAtExit:
+    """A client as a context manager: it closes itself at the end of the block."""
+
+    @abstractmethod
+    def close(self, timeout_s: float | None = None) -> None:
+        """End."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError as late:
+            if error is None:
+                raise
+            if not isinstance(error, type(late)):  # else the same error would be shown twice
+                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
+
 
 @explain_wrong_attributes
-class Client:
+class Client(ClosedAtExit):
     """A connection to a feeder. Made by `connect`.
 
     Threads: any. After a fork, the child makes its own.
@@ -68,8 +97,6 @@ class Client:
         self._published: dict[str, int] = {}  # by name: the newest version of this client
         self._publishing = threading.Lock()
         self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
-        self._traffic = Traffic()
-        self._has_read = self._traffic.add
         # by table: `client.table(name).sample(n)` at each step opens no further reader
         self._sample_readers: defaultdict[str, IdleSources[RemoteSource]] = defaultdict(IdleSources)
         self._end = weakref.finalize(
@@ -162,28 +189,19 @@ class Client:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         name, number = weights_name(name), version_of(version, tensors)
-        if name in self._ended_runs:
-            return False
         packed = weights.packed(name, tensors)
         return self._publish(name, packed, number, self._deadline(timeout_s))
 
     def _publish(self, name: str, packed: weights.Packed, version: int, deadline: Deadline) -> bool:
         """As `publish`, of weights that may go to several feeders."""
-        if name in self._ended_runs:
-            return False
         connection = self._connection
         connection.check_fork()
-        if not self._publishing.acquire(timeout=min(deadline.left_or_inf(), threading.TIMEOUT_MAX)):
-            text = f"weights {name!r} wait for those that another thread is still publishing"
-            raise Timeout(f"{text}: the call may be made again")
-        try:
+        with self._publishing:
             known = self._published.get(name, -1)
             said = weights.publish(connection, name, packed, version, deadline, known)
             if said.newest:
                 self._published[name] = max(known, version)
                 connection.old_rows.newest[name] = version
-        finally:
-            self._publishing.release()
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
@@ -263,8 +281,10 @@ class Client:
         """Return what was sent, lost and received so far."""
         connection = self._connection
         heard = connection.session.heard_at
+        counted: Any = {name: connection.counts[name] for name in _COUNTED}
         return ClientStats(
-            **self._traffic.totals(),
+            **counted,
+            bytes_kept=sum(one.outbox.nbytes for one in connection.channels(WriterChannel)),
             sessions=connection.session.opened,
             last_heard_s=None if heard is None else connection.clock() - heard,
             connected=connection.is_open,
@@ -286,7 +306,6 @@ class Client:
         )
         with self._lock:
             channel.lost = self._lost.setdefault(table, channel.lost)
-        self._traffic.add(channel)
         return kind(connection, channel, self._timeout_s, self)
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -302,15 +321,17 @@ class Client:
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
         try:
-            for writer in self._traffic.open_writers():
+            for writer in self._connection.channels(WriterChannel):
                 try:
-                    writer.close(deadline)
+                    if not writer.told:
+                        writer.close(deadline)
                 except AsyncLoaderError as error:
                     first = first or error
-            for reader in self._traffic.open_reads():
+            readers = self._connection.channels(ReaderChannel)
+            for reader in readers:
                 reader.close(used=True)
             self._connection.wake()
-            for reader in self._traffic.open_reads():
+            for reader in readers:
                 if reader.leased:  # the feeder has to know which batches were used
                     with contextlib.suppress(Timeout):
                         reader.wait_closed(deadline, str)
@@ -325,23 +346,6 @@ class Client:
             self._end.detach()  # last: a close that was interrupted may be made again
         if first is not None:
             raise first
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError as late:
-            if error is None:
-                raise
-            if not isinstance(error, type(late)):  # else the same error would be shown twice
-                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)

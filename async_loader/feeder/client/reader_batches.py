@@ -84,8 +84,6 @@ class ReaderBatches:
         Batches before END.
     complaint : AsyncLoaderError | None
         The newest error after which the reader goes on, for the thread that waits.
-    batches, redelivered : int
-        Received so far, over all openings.
     leases : dict of ReceivedBatch
         Of this opening, by number: batches that are here, or with the learner.
     settled : list of ReceivedBatch
@@ -126,7 +124,6 @@ class ReaderBatches:
         self.ended_after: int | None = None
         self.waiting: deque[ReceivedBatch] = deque()
         self.complaint: AsyncLoaderError | OSError | None = None
-        self.batches = self.redelivered = 0
         self.leases: dict[int, ReceivedBatch] = {}
         self.settled: list[ReceivedBatch] = []
         self._request = Request()
@@ -218,8 +215,7 @@ class ReaderBatches:
         """Add a received batch; ``batch``: what `ReceivedBatch` takes from its layout on."""
         made = ReceivedBatch(self, self.received, self.opening, self.server, *batch)
         self.complaint = None
-        self.batches += 1
-        self.redelivered += bool(flags & REDELIVERED)
+        self.port.count(batches=1, batches_redelivered=bool(flags & REDELIVERED))
         if self.leased:
             self.leases[self.received] = made
         self.received += 1

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
-from async_loader.feeder.client.arguments import reader_wanted
+from async_loader.errors import ConfigError
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_rows import WriterOptions
-from async_loader.feeder.wire import AboutReply, OpenReader, schema_of
-from async_loader.lifecycle import Deadline, seconds_or_none
+from async_loader.feeder.plain_values import plain_of, plain_view
+from async_loader.feeder.wire import MOST_AHEAD, AboutReply, OpenReader, schema_of
+from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.name_hints import explain_wrong_names
+from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.checkpoint.settings import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -21,7 +23,10 @@ from async_loader.replay.table_methods import TableMethods
 from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Source
+from async_loader.validation import whole
 
+TRY_ONCE_S = 1e-3
+"""A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
 _MOST_IDLE = 16
 S = TypeVar("S", bound=Source)
 Kind = tuple[int, View | None]
@@ -29,13 +34,7 @@ Kind = tuple[int, View | None]
 Timeout = float | Deadline | None
 
 
-class Droppable(Protocol):
-    """A source that can be closed without waiting."""
-
-    def drop(self) -> None: ...
-
-
-D = TypeVar("D", bound=Droppable)
+D = TypeVar("D", bound=Any)
 
 
 class IdleSources(Generic[D]):
@@ -213,15 +212,20 @@ class RemoteTable(TableMethods, Generic[S]):
         ------
         ConfigError, Unsupported
         """
-        wanted = reader_wanted(
-            self.name,
-            view,
-            sampler=sampler,
-            min_size=min_size,
-            seed=seed,
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+        limit = seconds_or_none("timeout_s", timeout_s)
+        wanted = OpenReader(
+            table=self.name,
+            batch_size=1,
+            view=plain_view(view),
             rank=rank,
             world_size=world_size,
-            max_lag=max_lag,
-            timeout_s=timeout_s,
+            seed=None if seed is None else whole_seed(seed),
+            timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
+            together=MOST_AHEAD,
+            min_size=positive("min_size", min_size),
+            sampler=None if sampler is None else plain_of(sampler),
+            max_lag=None if max_lag is None else whole("max_lag", max_lag, 0),
         )
         return self._source(wanted, view, prefetch, transport)

@@ -87,7 +87,6 @@ class RemoteSource:
         """Of the newest batch; ``None`` before the first."""
         self._closed = False
         self._wait_s: float | None = None  # of the present call, see `call`
-        self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
         self._totals: Message | None = None
         self._totals_call: Call | None = None
         self._totals_at = -math.inf
@@ -413,7 +412,6 @@ class RemoteSource:
         )  # fmt: skip
         weakref.finalize(self, _drop, self._connection, channel).atexit = False
         self._channel = channel
-        self._on_open(channel)
 
     def _ready(self, channel: ReaderChannel, received: ReceivedBatch) -> Ready:
         schema, structure = channel.schema, self.structure

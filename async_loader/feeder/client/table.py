@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Hashable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from async_loader import tree
 from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, SchemaError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
-    reader_wanted,
     save_path,
 )
 from async_loader.feeder.client.batch_structure import (
@@ -27,7 +26,6 @@ from async_loader.feeder.client.batch_structure import (
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_batches import Transport
-from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import IdleSources, RemoteTable, Timeout
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter
@@ -65,6 +63,9 @@ from async_loader.schema import SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
+if TYPE_CHECKING:
+    from async_loader.feeder.client.client import Client
+
 W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
 """Ids of one call at most."""
@@ -75,24 +76,6 @@ _CHANGES: dict[Change, type[ById]] = {
     "update": Update,
     "delete": Delete,
 }
-
-
-class Client(Protocol):
-    """What a table asks of its client; `client.Client` has it."""
-
-    @property
-    def owns_feeder(self) -> bool: ...
-
-    def _open_writer(
-        self,
-        kind: type[W],
-        table: str,
-        stream: Hashable | None,
-        schema: SchemaLike | None,
-        options: WriterOptions,
-    ) -> W: ...
-
-    def _has_read(self, channel: ReaderChannel, /) -> None: ...
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -193,7 +176,7 @@ class TableClient(RemoteTable[RemoteSource]):
         kind = size, checked_view(view)
 
         def make() -> RemoteSource:
-            made = self._source(reader_wanted(self.name, view), view, 0, "auto")
+            made = self.source(view=view, prefetch=0)
             made._table = None  # it is kept by the client
             return made
 
@@ -221,7 +204,7 @@ class TableClient(RemoteTable[RemoteSource]):
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self, goals_of(view)
         )
-        source._on_open, source.finishes = self._client._has_read, Ragged.of(view)
+        source.finishes = Ragged.of(view)
         return source
 
     # -- by id -------------------------------------------------------------------------------------
