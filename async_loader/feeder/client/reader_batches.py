@@ -11,15 +11,19 @@ from __future__ import annotations
 import enum
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy.typing as npt
+
+from async_loader.batch_layout import BatchLayout
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.channel import Failure, Request, check_opener
-from async_loader.feeder.client.slots import ReaderSlots, ReceivedBatch
+from async_loader.feeder.client.slots import ReaderSlots
 from async_loader.feeder.wire import REDELIVERED, BatchForm, CloseReader, OpenReader
 from async_loader.lifecycle import EventFd
 from async_loader.schema import Schema
-from async_loader.shm.slot_leases import COPY_BELOW
+from async_loader.shm.slot_leases import COPY_BELOW, Lease
 
 if TYPE_CHECKING:
     from async_loader.feeder.client.connection import Connection
@@ -41,6 +45,55 @@ class ReaderPhase(enum.Enum):
 
 
 OVER = {ReaderPhase.CLOSED, ReaderPhase.FAILED}
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedBatch:
+    """One batch that is not unpacked; of a queue also the lease on it.
+
+    Attributes
+    ----------
+    reader : ReaderBatches
+    number, opening : int
+        It is batch ``number`` of an ``opening`` of the reader.
+    server : int
+        Whose ids it has, see `Connection.servers`.
+    layout : BatchLayout
+    rows : int
+    block : uint8 array | None
+        Its bytes; ``None`` once it was unpacked.
+    lends : bool
+        Whether arrays may be views of the block.
+    slot, slots : int, ReaderSlots | None
+        Where it lies in shared memory.
+    handed_out : bool
+        User code may have seen it.
+    """
+
+    reader: ReaderBatches
+    number: int
+    opening: int
+    server: int
+    layout: BatchLayout
+    rows: int
+    block: Lease | None
+    lends: bool = True
+    slot: int = -1
+    slots: ReaderSlots | None = None
+    handed_out: bool = False
+
+    def copy(self) -> None:
+        """Copy the batch, which frees its slot."""
+        assert self.block is not None
+        self.block, self.lends, self.slots = self.block[: self.layout.nbytes].copy(), True, None
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return the arrays: views of the block while that can be lent, else of a copy. Once."""
+        if not self.lends or (self.slots is not None and not self.slots.lend(self.slot)):
+            self.copy()
+        assert self.block is not None
+        arrays = self.layout.views(self.block)
+        return arrays if len(arrays[0]) == self.rows else [array[: self.rows] for array in arrays]
 
 
 class ReaderBatches:

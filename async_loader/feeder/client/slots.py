@@ -1,4 +1,4 @@
-"""Received batches: in frames of a socket, or in slots of shared memory in the learner's process.
+"""Slots of shared memory in the learner's process, which the feeder writes batches to.
 
 ::
 
@@ -10,10 +10,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
@@ -22,61 +18,8 @@ from async_loader.feeder.wire import InSlot
 from async_loader.schema import Schema
 from async_loader.shm.slot_leases import COPY_BELOW, Lease, SlotRing
 
-if TYPE_CHECKING:
-    from async_loader.feeder.client.reader_batches import ReaderBatches
-
-Arrays = list[npt.NDArray[Any]]
 SPARE = 4
 """Batches in shared memory that user code can hold without a copy, unless a loader holds more."""
-
-
-@dataclass(slots=True, eq=False)
-class ReceivedBatch:
-    """One batch that is not unpacked; of a queue also the lease on it.
-
-    Attributes
-    ----------
-    reader : ReaderBatches
-    number, opening : int
-        It is batch ``number`` of an ``opening`` of the reader.
-    server : int
-        Whose ids it has, see `Connection.servers`.
-    layout : BatchLayout
-    rows : int
-    block : uint8 array | None
-        Its bytes; ``None`` once it was unpacked.
-    lends : bool
-        Whether arrays may be views of the block.
-    slot, slots : int, ReaderSlots | None
-        Where it lies in shared memory.
-    handed_out : bool
-        User code may have seen it.
-    """
-
-    reader: ReaderBatches
-    number: int
-    opening: int
-    server: int
-    layout: BatchLayout
-    rows: int
-    block: Lease | None
-    lends: bool = True
-    slot: int = -1
-    slots: ReaderSlots | None = None
-    handed_out: bool = False
-
-    def copy(self) -> None:
-        """Copy the batch, which frees its slot."""
-        assert self.block is not None
-        self.block, self.lends, self.slots = self.block[: self.layout.nbytes].copy(), True, None
-
-    def arrays(self) -> Arrays:
-        """Return the arrays: views of the block while that can be lent, else of a copy. Once."""
-        if not self.lends or (self.slots is not None and not self.slots.lend(self.slot)):
-            self.copy()
-        assert self.block is not None
-        arrays = self.layout.views(self.block)
-        return arrays if len(arrays[0]) == self.rows else [array[: self.rows] for array in arrays]
 
 
 class ReaderSlots:

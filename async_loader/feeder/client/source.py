@@ -20,9 +20,13 @@ from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.reader_batches import AHEAD_LEAST, ReaderPhase, Transport
+from async_loader.feeder.client.reader_batches import (
+    AHEAD_LEAST,
+    ReaderPhase,
+    ReceivedBatch,
+    Transport,
+)
 from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.slots import ReceivedBatch
 from async_loader.feeder.wire import MOST_AHEAD, Message, OpenReader, Plane, Totals, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Hashable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,9 +63,6 @@ from async_loader.schema import SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
-if TYPE_CHECKING:
-    from async_loader.feeder.client.client import Client
-
 W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
 """Ids of one call at most."""
@@ -76,6 +73,22 @@ _CHANGES: dict[Change, type[ById]] = {
     "update": Update,
     "delete": Delete,
 }
+
+
+class Client(Protocol):
+    """What a table asks of its client; `client.Client` has it."""
+
+    @property
+    def owns_feeder(self) -> bool: ...
+
+    def _open_writer(
+        self,
+        kind: type[W],
+        table: str,
+        stream: Hashable | None,
+        schema: SchemaLike | None,
+        options: WriterOptions,
+    ) -> W: ...
 
 
 class ServerReplaced(AsyncLoaderError):
