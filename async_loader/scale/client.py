@@ -177,7 +177,7 @@ class ClusterClient(ClosedAtExit):
 
     def stats(self) -> dict[str, ClientStats]:
         """Return what was sent, lost and received so far, by shard."""
-        return {one.name: one.client.stats() for one in self._connections.everything()}
+        return {one.name: one.client.stats() for one in self._connections.all}
 
     @explain_wrong_names
     def drain(self, *, timeout_s: float | None = None) -> None:

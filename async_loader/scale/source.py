@@ -303,8 +303,9 @@ class ClusterSource:
     def transports(self) -> dict[str, str | None]:
         """How the batches of each shard are received, "shm" or "tcp", by its name."""
         with self._lock:
-            names = {one.number: one.name for one in self._connections.everything()}
-            return {names[number]: one.transport for number, one in self._sources.items()}
+            names = {one.number: one.name for one in self._connections.all}
+            known = self._sources.items()
+            return {names[number]: one.transport for number, one in known if number in names}
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
         silent = [one.name for one in self._connections.all if one.name not in found]
         lost = [
             LostRows(shard=one.name, incarnation=server, rows=rows)
-            for one in self._connections.everything()
+            for one in self._connections.all
             for server, rows in sorted(one.client.lost(self.name).items())
         ]
         return summed(found, silent, lost)

@@ -7,8 +7,7 @@ import threading
 import warnings
 import weakref
 from abc import abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from multiprocessing import util
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -24,7 +23,6 @@ from async_loader.feeder.client.arguments import (
     newer_than_of,
     version_of,
     weights_name,
-    without_codecs,
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
@@ -32,18 +30,14 @@ from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import IdleSources
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
-from async_loader.feeder.client.table import TableClient, W
+from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
-from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
-from async_loader.replay.arguments import storable
-from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.schema import Schema, SchemaLike
 
 if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
@@ -90,15 +84,13 @@ class Client(ClosedAtExit):
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
-        self._lock = threading.Lock()
         self._embedded: Embedded | None = None  # was started for this client, and ends with it
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client
         self._publishing = threading.Lock()
-        self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
         # by table: `client.table(name).sample(n)` at each step opens no further reader
-        self._sample_readers: defaultdict[str, IdleSources[RemoteSource]] = defaultdict(IdleSources)
+        self._sample_readers: dict[str, IdleSources[RemoteSource]] = {}
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -135,8 +127,7 @@ class Client(ClosedAtExit):
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        with self._lock:
-            readers = self._sample_readers[name]
+        readers = self._sample_readers.setdefault(name, IdleSources())
         return TableClient(self, self._connection, name, self._timeout_s, readers)
 
     @explain_wrong_names
@@ -274,8 +265,8 @@ class Client(ClosedAtExit):
 
         By the number of the server: 0 is the first one.
         """
-        with self._lock:
-            return dict(self._lost.get(table, ()))
+        lost = dict(self._connection.lost)
+        return {server: rows for (name, server), rows in lost.items() if name == table}
 
     def stats(self) -> ClientStats:
         """Return what was sent, lost and received so far."""
@@ -289,24 +280,6 @@ class Client(ClosedAtExit):
             last_heard_s=None if heard is None else connection.clock() - heard,
             connected=connection.is_open,
         )
-
-    def _open_writer(
-        self,
-        kind: type[W],
-        table: str,
-        stream: Hashable | None,
-        schema: SchemaLike | None,
-        options: WriterOptions,
-    ) -> W:
-        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
-        name = fresh_stream() if stream is None else stream_name(stream)
-        connection = self._connection
-        channel: WriterChannel = connection.add(
-            lambda number: WriterChannel(connection, number, table, name, known, options)
-        )
-        with self._lock:
-            channel.lost = self._lost.setdefault(table, channel.lost)
-        return kind(connection, channel, self._timeout_s, self)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.

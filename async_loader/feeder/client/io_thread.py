@@ -93,6 +93,8 @@ class IoThread:
     old_rows : OldRows
     counts : Counter
         What was sent, lost and received so far, by the names of `ClientStats`.
+    lost : Counter
+        Acknowledged rows that were lost, by table and number of the server that had them.
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
@@ -123,6 +125,7 @@ class IoThread:
         self.news, self.sequence = self._calls.news, self._calls.sequence
         self._channels: dict[int, Channel] = {}
         self.counts: Counter[str] = Counter()
+        self.lost: Counter[tuple[str, int]] = Counter()
         self._counting = threading.Lock()
         self._failure: Failure | None = None
         self._parting = math.inf  # when the sockets are closed after an END, or a cut

@@ -16,6 +16,7 @@ from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, Schem
 from async_loader.feeder.client.arguments import (
     batch_size_of,
     save_path,
+    without_codecs,
 )
 from async_loader.feeder.client.batch_structure import (
     BatchStructure,
@@ -29,6 +30,7 @@ from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.remote_table import IdleSources, RemoteTable, Timeout
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import (
@@ -52,14 +54,15 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
+from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive, storable
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.stats import TableStats
+from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
 from async_loader.replay.views import Ragged, View, checked_view, ragged
-from async_loader.schema import SchemaLike
+from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Applied
 from async_loader.table import Batch
 
@@ -80,15 +83,6 @@ class Client(Protocol):
 
     @property
     def owns_feeder(self) -> bool: ...
-
-    def _open_writer(
-        self,
-        kind: type[W],
-        table: str,
-        stream: Hashable | None,
-        schema: SchemaLike | None,
-        options: WriterOptions,
-    ) -> W: ...
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -130,8 +124,14 @@ class TableClient(RemoteTable[RemoteSource]):
         self, kind: type[W], stream: Hashable | None, schema: SchemaLike | None, **options: Any
     ) -> W:
         """Return a new writer. ``options``: of `WriterOptions`."""
-        made = WriterOptions(message_bytes=self._connection.limits.message_bytes, **options)
-        return self._client._open_writer(kind, self.name, stream, schema, made)
+        connection = self._connection
+        made = WriterOptions(message_bytes=connection.limits.message_bytes, **options)
+        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
+        name = fresh_stream() if stream is None else stream_name(stream)
+        channel: WriterChannel = connection.add(
+            lambda number: WriterChannel(connection, number, self.name, name, known, made)
+        )
+        return kind(connection, channel, self._timeout_s, self._client)
 
     def _ask(
         self,

@@ -252,7 +252,7 @@ class WriterChannel(WriterRows):
         )
         if lost:
             self.unsaid += lost
-            self.lost[self._server] += lost
+            self.port.lost[self.table, self._server] += lost
         self._server = self.port.servers
         box.window_bytes, box.window_rows, box.queue = (
             body.window_bytes, body.window_rows, body.queue,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -81,8 +80,6 @@ class WriterRows:
         Whether `close` was called.
     told : bool
         Whether the failure was raised.
-    lost : Counter
-        Acknowledged rows that were lost, by the number of the server that had them.
     unsaid : int
         Lost rows that the user was not warned of.
     """
@@ -99,7 +96,6 @@ class WriterRows:
         self.packer: RowPacker | None = None
         self.buffer: RowBuffer | None = None
         self.linger_at: float | None = None
-        self.lost: Counter[int] = Counter()
         self.hurried = self.unsaid = self._added = 0
         self.closing = self.told = False
         self.failure: Failure | None = None
