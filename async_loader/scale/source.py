@@ -130,13 +130,13 @@ class ClusterSource:
 
     def _wait(self, patience: Patience, bell: EventFd, most_s: float) -> None:
         """Wait for the bell; for shards that are lost or come, which do not ring it, not long."""
-        if patience.deadline.left_or_inf() <= most_s:
-            patience.wait(bell, self._reason())
-            return
-        shorter = Patience(patience.end, Deadline(most_s), patience._on_wait)
+        limit = Deadline(min(most_s, patience.deadline.left_or_inf()))
+        shorter = Patience(patience.end, limit, patience._on_wait)
         try:
-            with contextlib.suppress(Timeout):
-                shorter.wait(bell, self._reason())
+            shorter.wait(bell, self._reason())
+        except Timeout:
+            if patience.deadline.expired:
+                raise
         finally:
             patience.waited_s += shorter.waited_s
 

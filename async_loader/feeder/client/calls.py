@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError
-from async_loader.feeder.client.errors import error_as, error_of
+from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Body, Error, ErrorCode, Message, Plane, Type
 from async_loader.lifecycle import Deadline
@@ -67,8 +67,6 @@ class Call:
     ----------
     ready : callable | None
         Returns whether the request may be sent now; raises what ends it.
-    where : str | None
-        Names the table in errors, which are then those of the same call in this process.
     done : callable
         Called when it is answered.
     sequence : int
@@ -80,7 +78,6 @@ class Call:
     number: int = 0
     data: Any = None
     ready: Callable[[], bool] | None = None
-    where: str | None = None
     done: Callable[[], object] = bool
     sequence: int = 0
     reply: Message | None = None
@@ -173,10 +170,7 @@ class Calls:
         if call is None:
             return  # it was given up meanwhile
         if isinstance(body, Error):
-            if call.where is None:
-                call.error = error_of(body, address)
-            else:
-                call.error = error_as(body, call.where)
+            call.error = error_of(body, address)
         else:
             call.reply = message
         self.forget([call])

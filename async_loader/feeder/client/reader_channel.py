@@ -4,7 +4,7 @@
 
     WANTED ─OPEN_READER, READER─▶ READY ─CLOSE_READER─▶ CLOSING ─DONE─▶ CLOSED
       ▲                             │          any but CLOSED ──▶ FAILED
-      └─ new session, UNKNOWN_READER, worn memory
+      └─ new session, UNKNOWN_READER
 
 # NOTE [shared memory]
 Where the feeder takes memory, and the user did not ask for "tcp", OPEN_READER asks for shared
@@ -24,7 +24,7 @@ import msgspec
 
 from async_loader.errors import AsyncLoaderError, Malformed, Unsupported
 from async_loader.feeder.client.channel import Failure, Request
-from async_loader.feeder.client.errors import error_as, error_of
+from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.reader_batches import OVER, ReaderBatches, ReaderPhase, ahead_of
 from async_loader.feeder.client.slots import SPARE, ReaderSlots
 from async_loader.feeder.wire import (
@@ -110,15 +110,12 @@ class ReaderChannel(ReaderBatches):
             self.close(used=False)
         due: float | None = None
         with self.lock:
-            slots = self.slots
             if self.phase in OVER:
                 port.forget(self)
                 self._forget_memory()
                 if self._parting is not None and port.is_open:
                     port.send(Plane.CONTROL, self._parting, self.number, port.sequence())
             elif port.is_open:
-                if slots is not None and slots.worn and not self.leased:
-                    self._open_again()  # with new memory
                 self._open_or_close(now)
                 dues = (self._request.at, self._tell(now))
                 due = min((one for one in dues if one is not None and one > now), default=None)
@@ -293,9 +290,8 @@ class ReaderChannel(ReaderBatches):
         where, calls = f"table {self.wanted.table!r}", self.wait_s is not None
         opening, code = self.phase is ReaderPhase.WANTED, error.code
 
-        def failure() -> AsyncLoaderError:
-            found = error_as(error, where, self.wanted.batch_size) if calls else None
-            return found if isinstance(found, AsyncLoaderError) else error_of(error, where)
+        def failure() -> AsyncLoaderError | OSError:
+            return error_of(error, where, self.wanted.batch_size)
 
         if self.phase is ReaderPhase.CLOSING:
             self._closed()
@@ -316,7 +312,7 @@ class ReaderChannel(ReaderBatches):
         else:
             self._fail(failure)
 
-    def _complain(self, error: AsyncLoaderError) -> None:
+    def _complain(self, error: AsyncLoaderError | OSError) -> None:
         """Note an error, if a thread waits: the feeder also sends them to a learner that is busy.
 
         One that begins to wait later is sent another.

@@ -62,14 +62,6 @@ class ReaderSlots:
         offer = Offer(session, number, ring.count, ring.slot_bytes)
         offer.send(endpoint, ring.segment.fileno())
 
-    @property
-    def worn(self) -> bool:
-        """Whether forks have retired all slots that can be lent.
-
-        If so, every batch is copied from now on.
-        """
-        return self.ring.retired >= max(1, self.ring.spare)
-
     def give(self) -> list[int]:
         """Return the free slots; they are the feeder's from here on."""
         given = []

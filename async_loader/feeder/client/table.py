@@ -155,7 +155,7 @@ class TableClient(RemoteTable[RemoteSource]):
             return connection.is_open
 
         plane = Plane.CONTROL if data is None else Plane.PULL
-        call = Call(body, plane, data=data, ready=ready, where=f"table {self.name!r}")
+        call = Call(body, plane, data=data, ready=ready)
         return connection.call(call, self._deadline(timeout_s))
 
     # -- what it is --------------------------------------------------------------------------------
