@@ -136,9 +136,8 @@ class AsyncDataLoader(Generic[B]):
         A batch is a new dict with these same tensors; fields that are not given come beside them,
         in tensors of their own. Of n dicts the k-th batch fills dict ``k % n``, and it is
         overwritten by the n-th ``next`` after that, never before. They must be on ``device``
-        (``index`` on the CPU), without gradients, and must not overlap. Fields are checked before
-        anything starts where the source knows them; behind a collate_fn or a transform, and for
-        callables and a feeder's table, by ``next``, which raises SchemaError.
+        (``index`` on the CPU), without gradients, and must not overlap. ``next`` raises SchemaError
+        for a batch that does not fit.
 
     Raises
     ------

@@ -244,7 +244,7 @@ def inspect(
     as_json: Json = False,
     keys: Keys = None,
 ) -> None:
-    """Print the schema, counts, episodes and some rows of a checkpoint, or of a feeder's table.
+    """Print the schema, counts and episodes of a checkpoint, or of a feeder's table.
 
     Of a feeder's table the episodes in its newest 65,536 steps.
     """

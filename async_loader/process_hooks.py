@@ -46,54 +46,8 @@ _OTHERS = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
 """Signals that another process may have sent to all processes of a job."""
 
 
-class _Section:
-    """Signals deferred between the start of the outermost `SignalsDeferred` and its end."""
-
-    __slots__ = ("handle", "handlers", "noted", "over")
-
-    def __init__(self) -> None:
-        self.handlers: dict[int, Callable[[int, Any], Any]] = {}
-        self.noted: dict[int, None] = {}
-        self.over = False
-        self.handle = self._handle  # one object: a method is made anew wherever it is named
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.over:  # a handler of ours that could not be removed does no harm
-            self.handlers[number](number, frame)
-        else:
-            self.noted[number] = None
-
-    def install(self) -> None:
-        getsignal = _signal.getsignal
-        for number in _NUMBERS:
-            handler = getsignal(number)
-            if callable(handler):
-                self.handlers[number] = handler
-                _signal.signal(number, self.handle)
-
-    def end(self) -> None:
-        """Restore the program's handlers and deliver the recorded signals."""
-        self.over = True
-        ours = self.handle
-        for number, handler in self.handlers.items():
-            if _signal.getsignal(number) is ours:
-                _signal.signal(number, handler)
-        # breaks a reference cycle, which would be left to the garbage collector at each section
-        del self.handle
-        self._tell()
-
-    def _tell(self) -> None:
-        """Run the program's handlers for the recorded signals; all of them, even if one raises."""
-        if self.noted:
-            number, _ = self.noted.popitem()
-            try:
-                self.handlers[number](number, sys._getframe())
-            finally:
-                self._tell()
-
-
-_section: _Section | None = None
-"""The main thread, the only one that runs handlers."""
+_section: SignalsDeferred | None = None
+"""The outermost block of the main thread, the only one that runs handlers."""
 _main = threading.main_thread().ident
 _ident = threading.get_ident
 
@@ -105,28 +59,55 @@ class SignalsDeferred:
     threads than the main one it does nothing.
     """
 
-    __slots__ = ("_outermost",)
+    __slots__ = ("_handlers", "_noted", "over")
 
     def __enter__(self) -> None:
         global _section
-        self._outermost = False
         if _section is not None or _ident() != _main:
             return
-        section = _Section()
+        self._handlers: dict[int, Callable[[int, Any], Any]] = {}
+        self._noted: dict[int, None] = {}
+        self.over = False
+        getsignal = _signal.getsignal
         try:
-            section.install()
+            for number in _NUMBERS:
+                handler = getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    _signal.signal(number, self._note)
         except BaseException:
-            section.end()
+            self._end()
             raise
-        _section = section  # signals are only noted by now
-        self._outermost = True
+        _section = self  # signals are only noted by now
 
     def __exit__(self, *_: object) -> None:
         global _section
-        section = _section
-        if self._outermost and section is not None:
+        if _section is self:
             _section = None
-            section.end()
+            self._end()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.over:  # a handler of ours that could not be removed does no harm
+            self._handlers[number](number, frame)
+        else:
+            self._noted[number] = None
+
+    def _end(self) -> None:
+        """Restore the program's handlers and deliver the recorded signals."""
+        self.over = True
+        for number, handler in self._handlers.items():
+            if _signal.getsignal(number) == self._note:
+                _signal.signal(number, handler)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Run the program's handlers for the recorded signals; all of them, even if one raises."""
+        if self._noted:
+            number, _ = self._noted.popitem()
+            try:
+                self._handlers[number](number, sys._getframe())
+            finally:
+                self._tell()
 
 
 @contextlib.contextmanager

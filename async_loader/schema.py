@@ -77,9 +77,8 @@ class Field:
     codec : "lz4", optional
         A replay table keeps the values compressed, each for itself. Needs the extra ``codec``.
     name : str
-        Only for a field in a list. In a mapping the key is the name, and a different name is
-        refused; once the field is part of a schema, ``name`` is the dotted path within the step, as
-        in ``obs.pixels``.
+        The key of a mapping is the name, and a different one is refused; once the field is part of
+        a schema, ``name`` is the dotted path within the step, as in ``obs.pixels``.
 
     Raises
     ------
@@ -185,7 +184,7 @@ class Schema:
 
         Parameters
         ----------
-        spec : Schema | Gymnasium space | sequence of Field | (nested) mapping
+        spec : Schema | Gymnasium space | (nested) mapping
             The values of a mapping: `Field`, ``(shape, dtype)``, a dtype, a Gymnasium space (Box,
             Discrete, MultiDiscrete, MultiBinary, Dict, Tuple), or an example: an array or a tensor
             of one step.
@@ -201,24 +200,10 @@ class Schema:
             structure = _spec_structure(spec)
             values, names = list(_spec_leaves(spec)), list(tree.names(structure))
             return cls(structure, tuple(_field(n, v) for n, v in zip(names, values, strict=True)))
-        fields = tuple(spec) if isinstance(spec, Iterable) else ()
-        if not fields or not all(isinstance(f, Field) for f in fields):
-            raise SchemaError(
-                f"a schema is a dict or a list of Field, not {spec!r}: as in "
-                "{'obs': env.observation_space, 'action': env.action_space, 'reward': 'float32', "
-                "'terminated': 'bool'}"
-            )
-        for i, field in enumerate(fields):
-            if not field.name:
-                raise SchemaError(
-                    f"field {i} of the list, {field!r}, has no name: give name=, or a dict by names"
-                )
-        names = [field.name for field in fields]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise SchemaError(
-                f"field {twice[0]!r} is there more than once: give every field a name of its own"
-            )
-        return cls(tree.Node(dict, tuple(names), (None,) * len(fields)), fields)
+        raise SchemaError(
+            f"a schema is a dict of fields, not {spec!r}: as in {{'obs': env.observation_space, "
+            "'action': env.action_space, 'reward': 'float32', 'terminated': 'bool'}"
+        )
 
     @classmethod
     def of_step(cls, step: Any) -> Schema:
@@ -310,7 +295,7 @@ def samples_of(schema: Schema, arrays: Sequence[Any]) -> list[Any]:
 
 
 # Union: names above may be strings at run time.
-SchemaLike: TypeAlias = Union[Schema, spaces.Space, Sequence[Field], Mapping[str, Any]]  # noqa: UP007
+SchemaLike: TypeAlias = Union[Schema, spaces.Space, Mapping[str, Any]]  # noqa: UP007
 """Accepted by `Schema.of`. Values of a mapping are Any: a dict of a Field and a dtype is
 dict[str, object] to type checkers.
 """
@@ -381,8 +366,7 @@ def _shape(what: str, shape: Any) -> tuple[int, ...]:
     if isinstance(shape, str):
         raise SchemaError(
             f"Field({shape!r}, ...): the shape comes first, and a field's name is its key, as in "
-            f"{{'obs': Field((4,), 'float32')}}; in a list Field((4,), 'float32', name='obs'); one "
-            "number of a dtype is Field(dtype='float32')"
+            f"{{'obs': Field((4,), 'float32')}}; one number of a dtype is Field(dtype='float32')"
         )
     try:
         if isinstance(shape, bool):

@@ -49,7 +49,7 @@ def main(
 ) -> None:
     """Train, and report the mean return of some episodes.
 
-    ``--once`` stores each observation once, with timeouts handled, which the original refuses.
+    ``--once`` stores each observation once; time limits count as ends then.
     """
     from stable_baselines3.common.env_util import make_vec_env
 
@@ -59,6 +59,7 @@ def main(
         make_vec_env("Pendulum-v1", n_envs=envs, seed=seed),
         replay_buffer_class=kind,
         optimize_memory_usage=once,
+        replay_buffer_kwargs={"handle_timeout_termination": not once},
         buffer_size=100_000,
         learning_starts=min(1000, steps // 4),
         learning_rate=1e-3,

@@ -17,7 +17,7 @@ schemas = st.lists(
     max_size=6,
 ).map(
     lambda kinds: Schema.of(
-        [Field(shape, dtype, name=f"f{i}") for i, (shape, dtype) in enumerate(kinds)]
+        {f"f{i}": Field(shape, dtype) for i, (shape, dtype) in enumerate(kinds)}
     )
 )
 rows = st.integers(1, 9)

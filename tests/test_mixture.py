@@ -76,8 +76,8 @@ def test_each_batch_has_the_shares_rounded_down_or_up(shares, batch_size, seed):
     assert sum(mixture.shares) == pytest.approx(1)
     for _ in range(3):
         plan = mixture.plan(batch_size, NOW)
-        assert len(plan) == batch_size
-        found = np.bincount(mixture.numbers(plan.index[:, 0]), minlength=len(shares))
+        assert len(plan.batch["index"]) == batch_size
+        found = np.bincount(mixture.numbers(plan.batch["index"]), minlength=len(shares))
         wanted = batch_size * np.array(shares) / sum(shares)
         assert (found >= np.floor(wanted - 1e-6)).all()
         assert (found <= np.ceil(wanted + 1e-6)).all()

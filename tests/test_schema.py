@@ -101,9 +101,6 @@ def test_a_schema_of_a_spec():
     assert Schema.of(schema) is schema
     assert schema.rebuild([1, 2, 3, 4]) == {"obs": {"a": 1, "b": 2}, "r": 3, "d": 4}
     assert schema.leaves({"d": 4, "r": 3, "obs": {"b": 2, "a": 1}}) == [1, 2, 3, 4]
-    listed = Schema.of([Field((), "f4", name="x"), Field(3, "i8", name="y")])
-    assert listed.rebuild([1, 2]) == {"x": 1, "y": 2}
-    assert listed.fields[1].shape == (3,)
 
 
 @given(

@@ -99,7 +99,8 @@ def columns_of(dataset: Any) -> Columns:
 
     Parameters
     ----------
-    dataset : array | CPU tensor | dict or tuple of them | TensorDataset | Subset of one of these
+    dataset : array | CPU tensor | dict or tuple of them | TensorDataset | Subset of one of these,
+        but of a dict or tuple
 
     Raises
     ------
@@ -108,6 +109,8 @@ def columns_of(dataset: Any) -> Columns:
     """
     torch_data: Any = tree.loaded("torch.utils.data")
     if torch_data is not None and type(dataset) is torch_data.Subset:
+        if isinstance(dataset.dataset, dict | tuple):  # torch takes its items by their places
+            raise NoColumns("its Subset is of a dict or tuple")
         return columns_of(dataset.dataset).subset(dataset.indices)
     if torch_data is not None and type(dataset) is torch_data.TensorDataset:
         return Columns(_checked(enumerate(dataset.tensors)), list)

@@ -205,8 +205,9 @@ class SamplerBatches(Batches):
         return tasks
 
     def _recorded(self, tasks: Iterator[Any]) -> Iterator[Any]:
+        # a batch that is cut short has read the sampler to its end
         for number, task in enumerate(tasks):
-            if not number:
+            if not number and (self._size is None or len(task) == self._size):
                 self._record = {**self._now(), "drawn": 1}
             yield task
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -111,8 +111,3 @@ def upto(items: Iterator[Any], count: int | None) -> Iterator[Any]:
     call ``iter`` again, with which an iterable that is its own iterator may begin again.
     """
     return map(next, itertools.repeat(items) if count is None else itertools.repeat(items, count))
-
-
-def stated(marks: Iterable[Bookmark]) -> bool:
-    """Whether there is any state in them."""
-    return any(mark.whole is not None or mark.items is not None for mark in marks)

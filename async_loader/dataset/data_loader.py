@@ -5,8 +5,7 @@ of its own.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -31,7 +30,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, moved, pinned
+from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batches, pinned
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
@@ -114,9 +113,8 @@ class DataLoader(Generic[B]):
     seed : int | None
         Same seed, same order; and the same values of the global random generators in worker
         processes, which are seeded for each batch, whichever worker makes it.
-    device : str | torch.device | list of them
-        An accelerator: batches then arrive there. With a list, each shard of a batch goes to its
-        own.
+    device : str | torch.device
+        An accelerator: batches then arrive there.
     pin_memory : bool
         Page-locked tensors.
     bulk : bool | None
@@ -155,7 +153,7 @@ class DataLoader(Generic[B]):
         worker_init_fn: Callable[[int], Any] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
         seed: int | None = None,
-        device: str | torch.device | Sequence[str | torch.device] = "cpu",
+        device: str | torch.device = "cpu",
         pin_memory: bool = False,
         bulk: bool | None = None,
     ) -> None:
@@ -309,21 +307,15 @@ class DataLoader(Generic[B]):
         if self._backend is not None:
             device = isinstance(self._backend, DeviceBackend)
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
-        check = None
+        most = None
         if self._iterable:
             batches = self._engine.streams(turn=epoch_progress.turn, **how)
-            check = ShareCheck(
-                self.dataset,
-                self._batches,
-                self.batch_size,
-                self._engine.streaming,
-                in_order=self.in_order,
-            )
+            most = most_batches(self._batches, self.batch_size, self._engine.streaming)
         else:
             first = epoch_progress.first
             batches = self._engine.iterate(self._batches.epoch(number, first), first=first, **how)
         epoch: Epoch[B] = Epoch(
-            batches, self._batches, number, epoch_progress, self._finish, self._meter, check
+            batches, self._batches, number, epoch_progress, self._finish, self._meter, most
         )
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
         # call.
@@ -404,11 +396,16 @@ class DataLoader(Generic[B]):
                 f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: "
                 f"{_brief(state)}"
             )
+        missing = {"seed", "epoch", "yielded", "batches"} - state.keys()
+        if missing:
+            raise ConfigError(f"the state lacks {', '.join(sorted(missing))}: {_brief(state)}")
         workers = max(1, self._engine.workers)
-        if self._iterable != ("workers" in state):
+        if self._iterable != ("workers" in state) or type(state["batches"]) is not type(
+            self._batches.state()
+        ):
             raise ConfigError(
-                "the state is of a loader of another kind: one has an iterable dataset, the other "
-                "has not"
+                "the state is of a loader of another kind: only one of the two has an iterable "
+                "dataset, a sampler, or last_batch='roll_over'"
             )
         if state.get("workers", workers) != workers:
             raise ConfigError(
@@ -510,29 +507,16 @@ def _check_iterable(shuffle: bool, sampler: object, batch_sampler: object, last:
 
 
 def _delivery(
-    device: str | torch.device | Sequence[str | torch.device], pin_memory: bool, *, ahead: bool
+    device: object, pin_memory: bool, *, ahead: bool
 ) -> tuple[Any, Callable[[Any], Any] | None]:
     """What a streamer does to batches ahead of time, and what is done to each in the consumer's
     thread.
     """
-    if isinstance(device, list | tuple):
-        return None, partial(_spread, devices=list(device))
-    if str(device) == "cpu":
-        if not pin_memory or not can_pin():
-            return None, None
-        return (pinned, None) if ahead else (None, pinned)
-    return backend_for(device), None
-
-
-def _spread(batch: object, devices: list[Any]) -> Any:
-    """Each shard to its own device."""
-    if not isinstance(batch, list) or len(batch) != len(devices):
-        shards = len(batch) if isinstance(batch, list) else 1
-        raise ConfigError(
-            f"a batch has {shards} shards and there are {len(devices)} devices: give one for each "
-            "shard"
-        )
-    return [moved(shard, device) for shard, device in zip(batch, devices, strict=True)]
+    if str(device) != "cpu":
+        return backend_for(device), None
+    if not pin_memory or not can_pin():
+        return None, None
+    return (pinned, None) if ahead else (None, pinned)
 
 
 def _length(items: Any) -> int:

@@ -5,7 +5,6 @@ batch.
 from __future__ import annotations
 
 import copy
-import hashlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -13,89 +12,28 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from async_loader import tensors, tree
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
 from async_loader.dataset.dataset_work import StreamPosition, StreamResult
-from async_loader.errors import CannotSend
-from async_loader.name_hints import describe, stacklevel
-from async_loader.pipeline import codec
+from async_loader.name_hints import stacklevel
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
 from async_loader.stats import Meter, StageStats
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 
-class ShareCheck:
-    """Sees the batches of one epoch, and warns once; also of a length that is too small.
+def most_batches(batches: Batches | None, batch_size: int | None, streams: int) -> int | None:
+    """Return how many batches of an iterable dataset its length allows; ``None``: any number.
 
-    Parameters
-    ----------
-    dataset : object
-    batches : Batches | None
-        Of a length, where the dataset has one, that shares do not exceed; ``None``: it does not
-        matter.
-    batch_size : int | None
-    streams : int
-        Workers that iterate over copies of the dataset, whose batches come in turn; 0: the
-        consumer does.
-    in_order : bool
+    Each of the workers but one may have an incomplete batch more.
     """
-
-    def __init__(
-        self,
-        dataset: object,
-        batches: Batches | None,
-        batch_size: int | None,
-        streams: int,
-        *,
-        in_order: bool,
-    ) -> None:
-        self._dataset, self._streams = dataset, streams
-        self._first: object = None
-        self._looks = streams > 1 and in_order
-        self._length = self._most = -1
-        try:
-            if batches is not None:
-                self._length = len(batches)
-                # each worker but one may have an incomplete batch more
-                self._most = self._length + (0 if batch_size in (None, 1) else max(0, streams - 1))
-        except (TypeError, NotImplementedError):
-            return
-
-    def see(self, number: int, batch: object) -> None:
-        """Look at the batch with this number, counted from 1."""
-        if self._looks and number <= 2:
-            seen = _fingerprint(batch)
-            if number == 1:
-                self._first = seen
-            elif seen is not None and seen == self._first:
-                self._warn("two workers began with the same batch")
-        if 0 <= self._most < number:
-            self._warn(f"{number} batches have come, and len(loader) is {self._length}")
-
-    def _warn(self, seen: str) -> None:
-        self._looks, self._most = False, -1
-        dataset = describe(self._dataset)
-        if self._streams > 1:
-            seen += (
-                f": does each of the {self._streams} workers iterate over all of {dataset}? Then "
-                f"each item comes {self._streams} times. Give each worker a share by "
-                "torch.utils.data.get_worker_info(), or use num_workers=1"
-            )
-        else:
-            seen += f": __len__ of {dataset} says too little"
-        warnings.warn(seen, stacklevel=stacklevel())
-
-
-def _fingerprint(batch: object) -> object:
-    """What equal batches have in common; ``None`` where that is not known."""
     try:
-        return hashlib.blake2b(codec.encode(batch).head).digest()
-    except CannotSend:
+        length = None if batches is None else len(batches)
+    except (TypeError, NotImplementedError):
         return None
+    return None if length is None else length + (streams - 1) * (batch_size not in (None, 1))
 
 
 B = TypeVar("B")
@@ -181,8 +119,8 @@ class Epoch(Iterator[B]):
         Done to each batch in the consumer's thread.
     meter : Meter | None
         Of the consumer, for all epochs of a loader.
-    check : ShareCheck | None
-        Sees the batches of an iterable dataset.
+    most : int | None
+        More batches than these are warned of, once.
     """
 
     iteration: BatchIterator
@@ -191,7 +129,7 @@ class Epoch(Iterator[B]):
     progress: EpochProgress
     finish: Callable[[Any], Any] | None
     meter: Meter | None = None
-    check: ShareCheck | None = None
+    most: int | None = None
 
     def __post_init__(self) -> None:
         self.yielded = self.progress.first
@@ -232,8 +170,15 @@ class Epoch(Iterator[B]):
                 self.progress.turn = where.worker + 1
             if self.finish is not None:
                 batch = self.finish(batch)
-            if self.check is not None:
-                self.check.see(self.yielded + 1, batch)
+            if self.most is not None and self.yielded >= self.most:
+                warnings.warn(
+                    f"more than {self.most} batches have come, and len(loader) says less: if each "
+                    "worker iterates over all of the dataset, give each a share by "
+                    "torch.utils.data.get_worker_info(), or use num_workers=1; else its __len__ "
+                    "says too little",
+                    stacklevel=stacklevel(),
+                )
+                self.most = None
             return batch
         self.finished = self.iteration.exhausted
         raise StopIteration
@@ -286,14 +231,3 @@ def pinned(batch: object) -> Any:
 
     pin: Any = theirs.pin_memory
     return pin(batch)
-
-
-def moved(batch: object, device: str | torch.device) -> Any:
-    """The batch with its tensors on a device, copied in this thread."""
-    import torch
-
-    def move(value: object) -> Any:
-        value = tensors.as_tensor(value)
-        return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-
-    return tree.transform(batch, move)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader.errors import ConfigError, check_folder, explain
 from async_loader.offline import from_hdf5, from_minari, from_npz
@@ -15,13 +16,10 @@ from async_loader.offline.episode import episodes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
 from async_loader.schema import Schema
-from async_loader.stats import histogram
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-_WIDTH = 40
 
 
 def fields_of(schema: Schema | None) -> list[dict[str, Any]]:
@@ -50,27 +48,15 @@ def fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
-def bars_of(title: str, one: Mapping[str, Any] | None, count: int) -> list[str]:
-    """Return lines for a `histogram` of ``count`` numbers, which leaves out those not finite."""
-    counts, edges = ([], [0.0]) if one is None else (one["counts"], one["edges"])
-    lines = [title]
-    for n, low, high in zip(counts, edges[:-1], edges[1:], strict=True):
-        bar = "#" * round(_WIDTH * int(n) / max(1, *counts))
-        lines.append(f"{low:>10.4g} to {high:<10.4g} {bar} {n}")
-    left_out = count - sum(counts)
-    return [*lines, f"{left_out:,} more are not finite: NaN or infinite"] if left_out else lines
-
-
-def rows_table(schema: Schema, batch: Mapping[str, Any]) -> Table:
-    """Return the rows of a batch as a table: their ids, and the fields of a schema."""
-    from rich.table import Table
-
-    names = ["index", *(_printable(field.name) for field in schema.fields)]
-    rows = Table(*names, header_style="bold")
-    leaves = schema.leaves({name: batch[name] for name in schema.structure.keys})  # type: ignore[union-attr]
-    for i, id_ in enumerate(batch["index"].tolist()):
-        rows.add_row(str(id_), *(_brief(leaf[i]) for leaf in leaves))
-    return rows
+def spread(values: npt.NDArray[Any]) -> dict[str, float] | None:
+    """Return the range of the finite numbers, and their middle; ``None`` without any."""
+    values = values[np.isfinite(values)].astype(np.float64)
+    if not len(values):
+        return None
+    with np.errstate(over="ignore"):  # JSON has no infinity
+        middle = {"mean": values.mean(), "median": np.median(values)}
+        found = {"min": values.min(), **middle, "max": values.max()}
+        return {name: float(np.nan_to_num(one)) for name, one in found.items()}
 
 
 def _printable(text: str) -> str:
@@ -81,21 +67,11 @@ def _printable(text: str) -> str:
     return escape(shown)
 
 
-def _brief(value: Any) -> str:
-    flat = np.asarray(value).reshape(-1)
-    if flat.dtype.kind == "b":
-        shown = ["yes" if one else "no" for one in flat[:3]]
-    else:
-        shown = [f"{one:.3g}" for one in flat[:3].tolist()]
-    return " ".join(shown) + (" ..." if len(flat) > 3 else "")
-
-
 FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
     "minari": from_minari,
     "hdf5": from_hdf5,
     "npz": from_npz,
 }
-_ROWS = 5
 
 
 def import_data(
@@ -153,16 +129,12 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
         text = f"{_counts(facts)}, capacity {facts['capacity'] or 0:,}"
         console.out(text, highlight=False)
         console.print(fields_table(facts["schema"]))
-        found = episodes_of(table)
-        for what, values in (("length", found.counts), ("return", found.sums)):
-            if values is not None and len(values):
-                lines = bars_of(f"{what} of episodes", histogram(values), len(values))
-                console.out("\n".join(lines), highlight=False)
-        schema = table.schema
-        if schema is not None and len(found.ids):
-            last = len(found.ids) - 1
-            picked = found.ids[np.linspace(0, last, min(_ROWS, last + 1)).astype(int)]
-            console.print(rows_table(schema, table.get(picked)))
+        for what in ("length", "return"):
+            if facts[what] is not None:
+                shown = ", ".join(f"{name} {one:.4g}" for name, one in facts[what].items())
+                console.out(f"{what} of episodes: {shown}", highlight=False)
+        if left_out := facts["returns_not_finite"]:
+            console.out(f"{left_out:,} returns are not finite: NaN or infinite", highlight=False)
 
 
 def _counts(facts: dict[str, Any]) -> str:
@@ -182,7 +154,7 @@ def _facts(table: ReplayBuffer) -> dict[str, Any]:
         "capacity": table.capacity,
         "nbytes": table.nbytes,
         "episodes": len(found.starts),
-        "length": histogram(found.counts),
-        "return": None if sums is None else histogram(sums),
+        "length": spread(found.counts),
+        "return": None if sums is None else spread(sums),
         "returns_not_finite": 0 if sums is None else int((~np.isfinite(sums)).sum()),
     }

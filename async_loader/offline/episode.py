@@ -197,96 +197,74 @@ class Episode:
         return made
 
 
-@dataclass(eq=False)
-class EpisodeReader:
-    """Turns dicts of arrays into episodes. The table checks their lengths, dtypes and shapes.
+def episode_of(
+    given: object, place: Place, schema: Schema | None, missing_ends: MissingEnds, drop_last: bool
+) -> Episode | None:
+    """Return an episode of a dict of arrays; ``None`` if no step is left of it. The table checks
+    the lengths, dtypes and shapes of its arrays.
 
     Parameters
     ----------
     schema : Schema | None
-        By default it is that of the first episode.
+        Of the fields that are wanted; ``None``: all of them.
     missing_ends : "refuse" | "truncate"
         What becomes of an episode that is neither terminated nor truncated.
     drop_last : bool
         Give up the last step of a truncated episode if the observation after it is unknown.
-    float_dtype : dtype, optional
-        Of the floating fields of a schema that is taken from the first episode.
+
+    Raises
+    ------
+    BadData
+        Names the field and the remedy.
     """
-
-    schema: Schema | None
-    missing_ends: MissingEnds = "refuse"
-    drop_last: bool = False
-    float_dtype: np.dtype[Any] | None = None
-
-    def __post_init__(self) -> None:
-        self._chosen = self.schema is not None
-
-    def episode(self, given: object, place: Place) -> Episode | None:
-        """Return an episode; ``None`` if no step is left of it.
-
-        Raises
-        ------
-        BadData
-            Names the field and the remedy.
-        """
-        shape = self.schema.structure if self.schema is not None else None
-        fields = {} if shape is None else dict(zip(shape.keys, shape.children, strict=True))
-        follows = self.schema is None or any(one.next is not None for one in self.schema.fields)
-        values: dict[str, Any] = {}
-        for name, value in _named(given, place).items():
-            if self._chosen:
-                shown = name in ("obs", *_AFTER) and (follows or "next_obs" in fields)
-                if name not in fields and name not in END_FIELDS[:2] and not shown:
-                    continue
-                value = _within(value, fields.get("obs" if name in _AFTER else name))
-            values[name] = _arrays(value, name, place)
-        for name in [one for one in fields if one not in (*END_FIELDS, *_AFTER)] or NEEDED:
-            if name not in values:
-                names = " or ".join((name, *OTHER_NAMES.get(name, "").split()))
-                there = ", ".join(values) or "none"
-                raise place.error(name, f"it is missing, there are {there}: give it as {names}")
-        steps = _steps_of(values, place)
-        for name in values.keys() & {"info", "infos"}:
-            values[name] = after_steps(values[name], steps)
-        ends = {name: _ends(values.get(name), name, steps, place) for name in END_FIELDS}
-        if not any(ends.values()):
-            if self.missing_ends == "refuse":
-                raise place.error(
-                    "truncated",
-                    f"the last of {steps} steps is neither terminated nor truncated: correct the "
-                    "data, or say missing_ends='truncate' (--missing-ends truncate) if the episode "
-                    "was cut off there",
-                )
-            ends["truncated"] = True
-        truncated = ends["truncated"]
-        terminated = ends["terminated"] or (ends["done"] and not truncated)
-        after = _after(values, steps, follows, place)
-        if after is not None and "next_obs" in fields:
-            values["next_obs"] = after
-        left_out = {"terminated", "truncated", *(() if "next_obs" in fields else _AFTER)}
-        columns = {name: value for name, value in values.items() if name not in left_out}
-        for name, leaf in _leaves("reward", columns.get("reward", ())):
-            for at in np.argwhere(~np.isfinite(leaf))[:1, :1].flat:
-                remedy = "correct it, or leave the episode out"
-                raise place.error(name, f"step {at} has {leaf[at]}: {remedy}")
-        if self.schema is None:
-            try:
-                self.schema = _schema_of(columns, self.float_dtype)
-            except SchemaError as error:
-                raise place.misfit(error) from None
-        if after is None and follows and not terminated:
-            if not self.drop_last:
-                raise place.error(
-                    "obs",
-                    "the observation after the last step of a truncated episode is missing: give "
-                    f"obs of {steps + 1} values for {steps} steps, or next_obs, or final_obs; or a "
-                    "schema without next=, for a table that shows no next_obs",
-                )
-            if steps == 1:
-                return None
-            after, columns = _cut(columns["obs"], slice(1, None)), _cut(columns, slice(-1))
-        final = _cut(after, -1) if follows and after is not None else None
-        return Episode(columns, final, terminated, truncated)
+    shape = None if schema is None else schema.structure
+    fields = {} if shape is None else dict(zip(shape.keys, shape.children, strict=True))
+    follows = schema is None or any(one.next is not None for one in schema.fields)
+    values: dict[str, Any] = {}
+    for name, value in _named(given, place).items():
+        if schema is not None:
+            shown = name in ("obs", *_AFTER) and (follows or "next_obs" in fields)
+            if name not in fields and name not in END_FIELDS[:2] and not shown:
+                continue
+            value = _within(value, fields.get("obs" if name in _AFTER else name))
+        values[name] = _arrays(value, name, place)
+    for name in [one for one in fields if one not in (*END_FIELDS, *_AFTER)] or NEEDED:
+        if name not in values:
+            names = " or ".join((name, *OTHER_NAMES.get(name, "").split()))
+            there = ", ".join(values) or "none"
+            raise place.error(name, f"it is missing, there are {there}: give it as {names}")
+    steps = _steps_of(values, place)
+    for name in values.keys() & {"info", "infos"}:
+        values[name] = after_steps(values[name], steps)
+    ends = {name: _ends(values.get(name), name, steps, place) for name in END_FIELDS}
+    if not any(ends.values()):
+        if missing_ends == "refuse":
+            raise place.error(
+                "truncated",
+                f"the last of {steps} steps is neither terminated nor truncated: correct the data, "
+                "or say missing_ends='truncate' (--missing-ends truncate) if the episode was cut "
+                "off there",
+            )
+        ends["truncated"] = True
+    terminated = ends["terminated"] or (ends["done"] and not ends["truncated"])
+    after = _after(values, steps, follows, place)
+    if after is not None and "next_obs" in fields:
+        values["next_obs"] = after
+    left_out = {"terminated", "truncated", *(() if "next_obs" in fields else _AFTER)}
+    columns = {name: value for name, value in values.items() if name not in left_out}
+    if after is None and follows and not terminated:
+        if not drop_last:
+            raise place.error(
+                "obs",
+                "the observation after the last step of a truncated episode is missing: give "
+                f"obs of {steps + 1} values for {steps} steps, or next_obs, or final_obs; or a "
+                "schema without next=, for a table that shows no next_obs",
+            )
+        if steps == 1:
+            return None
+        after, columns = _cut(columns["obs"], slice(1, None)), _cut(columns, slice(-1))
+    final = _cut(after, -1) if follows and after is not None else None
+    return Episode(columns, final, terminated, ends["truncated"])
 
 
 def at_last(steps: int) -> Bools:
@@ -320,18 +298,10 @@ def _arrays(value: Any, name: str, place: Place) -> Any:
         return {key: _arrays(one, f"{name}.{key}", place) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(_arrays(one, f"{name}.{i}", place) for i, one in enumerate(value))
-    if (text := tensors.unheld(value)) is not None:
-        raise place.error(name, f"it is {text}")
     try:
         array = tensors.to_array(value)
-    except ValueError as error:  # of unequal length
+    except (ValueError, SchemaError) as error:  # of unequal length, or masked
         raise place.error(name, f"it is no array: {error}") from None
-    if array.dtype.kind not in "biufc":
-        raise place.error(
-            name,
-            f"it has dtype {array.dtype}, which a table cannot hold: convert it to bool, an "
-            "integer, float or complex dtype, or leave it out: a schema= names what is imported",
-        )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
@@ -426,7 +396,7 @@ def _joined(steps: Any, final: Any) -> Any:
     return tree.rebuild(structure, [np.concatenate([one, last[None]]) for one, last in pairs])
 
 
-def _schema_of(columns: Mapping[str, Any], float_dtype: np.dtype[Any] | None) -> Schema:
+def schema_of(columns: Mapping[str, Any], float_dtype: np.dtype[Any] | None) -> Schema:
     """Return the schema of an episode: its observations show what follows them."""
     ends = dict.fromkeys(END_FIELDS[:2], at_last(len(next(_leaves("", columns))[1])))
     schema = storable(schema_of_columns({**columns, **ends}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
 from async_loader.name_hints import hint
 from async_loader.offline.bad_data import Place
-from async_loader.offline.episode import Episode, EpisodeReader, MissingEnds, at_last
+from async_loader.offline.episode import Episode, MissingEnds, at_last, episode_of, schema_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.schema import Schema
 from async_loader.table import Table, is_table
@@ -59,9 +59,9 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     Raises
     ------
     BadData
-        Names the episode, the field and the remedy: for missing and unequal arrays, rewards that
-        are not finite, dtypes that a table cannot hold, ends that are missing or come early, no
-        episodes at all. A new table is closed then; ``into`` keeps the episodes before.
+        Names the episode, the field and the remedy: for missing and unequal arrays, dtypes that a
+        table cannot hold, ends that are missing or come early, no episodes at all. A new table
+        is closed then; ``into`` keeps the episodes before.
     ConfigError
         For arguments that exclude each other.
     OutOfMemory
@@ -79,147 +79,136 @@ def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
     """
     if isinstance(episodes, Mapping):
         raise ConfigError("from_episodes() takes an iterable of episodes: [episode] for one dict")
-    wanted = Import("from_episodes", **options)
     count = len(episodes) if isinstance(episodes, Sized) else None
     given = ((Place(episode=i), one) for i, one in enumerate(episodes))
-    return wanted.run(given, Place("the iterable"), episodes=count)
+    return import_episodes("from_episodes", given, Place("the iterable"), episodes=count, **options)
 
 
-class Import:
-    """The arguments that all imports share; see `from_episodes`.
+def import_episodes(
+    owner: str,
+    given: Iterable[tuple[Place, Any]],
+    source: Place,
+    *,
+    steps: int | None = None,
+    episodes: int | None = None,
+    drop_last: bool = False,
+    into: Any = None,
+    capacity: int | str | None = None,
+    schema: Any = None,
+    missing_ends: MissingEnds = "refuse",
+    float_dtype: Any = None,
+    progress: bool = False,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> Any:
+    """Fill a table from dicts of arrays. What is not named here is as in `from_episodes`.
 
     Parameters
     ----------
-    owner, own : str
-        The name of the import, for messages, and those of its own keywords.
+    owner : str
+        The name of the import, for messages.
+    given : iterable of (Place, dict)
+    source : Place
+        All of the data.
+    steps, episodes : int, optional
+        How many there are, where that is known.
+    drop_last : bool
+        See `episode_of`.
 
     Raises
     ------
     TypeError
         Names a keyword that the import does not have.
-    ConfigError, SchemaError
+    ConfigError, SchemaError, BadData
     """
+    known = [*_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
+    for word in options.keys() - {*known}:
+        said = hint(word, dict.fromkeys(known), "ReplayBuffer")
+        raise TypeError(f"{owner}() has no {word}: {said}")
+    if missing_ends not in get_args(MissingEnds):
+        raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
+    if into is not None:
+        if not is_table(into):
+            raise ConfigError(f"into={into!r}: it is a table, as ReplayBuffer(...)")
+        of_new = {"capacity": capacity, "schema": schema, **options}
+        if extra := [name for name, value in of_new.items() if value is not None]:
+            raise ConfigError(f"{extra[0]}= is for a new table, and into= one that is there")
+        schema = into.schema
+    wanted = None if schema is None else Schema.of(schema)
+    for field in () if wanted is None else wanted.fields:
+        if field.next is not None and field.name.split(".")[0] != "obs":
+            raise ConfigError(
+                f"field {field.name!r} has next={field.next!r}, and what comes after an "
+                "episode's last step is known of obs only: leave next= out, and give the field "
+                "of the following step as a field of its own"
+            )
+    floats = None if float_dtype is None else np.dtype(float_dtype)
+    if floats is not None and floats.kind != "f":
+        raise ConfigError(f"float_dtype={float_dtype!r}: a floating dtype, as 'float32'")
+    if progress:
+        from rich.console import Console
+        from rich.progress import track
 
-    def __init__(
-        self,
-        owner: str,
-        *own: str,
-        into: Any = None,
-        capacity: int | str | None = None,
-        schema: Any = None,
-        missing_ends: MissingEnds = "refuse",
-        float_dtype: Any = None,
-        progress: bool = False,
-        timeout_s: float | None = None,
-        **options: Any,
-    ) -> None:
-        known = [*own, *_KEYWORDS, *inspect.signature(ReplayBuffer).parameters]
-        for word in options.keys() - {*known}:
-            said = hint(word, dict.fromkeys(known), "ReplayBuffer")
-            raise TypeError(f"{owner}() has no {word}: {said}")
-        if missing_ends not in get_args(MissingEnds):
-            raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
-        if into is not None:
-            if not is_table(into):
-                raise ConfigError(f"into={into!r}: it is a table, as ReplayBuffer(...)")
-            given = {"capacity": capacity, "schema": schema, **options}
-            if extra := [name for name, value in given.items() if value is not None]:
-                raise ConfigError(f"{extra[0]}= is for a new table, and into= one that is there")
-            schema = into.schema
-        self.schema = None if schema is None else Schema.of(schema)
-        for field in () if self.schema is None else self.schema.fields:
-            if field.next is not None and field.name.split(".")[0] != "obs":
-                raise ConfigError(
-                    f"field {field.name!r} has next={field.next!r}, and what comes after an "
-                    "episode's last step is known of obs only: leave next= out, and give the field "
-                    "of the following step as a field of its own"
+        given = track(given, "episodes", episodes, console=Console(stderr=True))
+    read = ((at, episode_of(one, at, wanted, missing_ends, drop_last)) for at, one in given)
+    found = ((at, one) for at, one in read if one is not None)
+    if into is None and capacity is None:
+        if steps is None or episodes is None:
+            everything = list(found)
+            steps, episodes = sum(len(one) for _, one in everything), len(everything)
+            found = (one for one in everything)
+        capacity = steps + episodes  # an observation after an episode takes a row
+    first = next(found, None)
+    if first is None:
+        raise source.error(None, "there are no episodes in it: nothing was imported")
+    learned = wanted
+    if learned is None:
+        try:
+            learned = schema_of(first[1].steps, floats)
+        except SchemaError as error:
+            raise first[0].misfit(error) from None
+    every = itertools.chain([first], found)
+    if into is not None:
+        _fill(into, every, learned, timeout_s)
+        return into
+    limiter = options.pop("limiter", None)
+    assert capacity is not None
+    table = ReplayBuffer(capacity, learned, **options)
+    try:
+        _fill(table, every, learned, timeout_s)
+        table.limiter = limiter
+    except BaseException:
+        table.close()
+        raise
+    return table
+
+
+def _fill(
+    table: Table,
+    episodes: Iterable[tuple[Place, Episode]],
+    schema: Schema,
+    timeout_s: float | None,
+) -> None:
+    """Write episodes into a table; the episodes before one that does not fit stay there."""
+    writer = table.writer(schema=schema if table.schema is None else None)
+    try:
+        for place, episode in episodes:
+            count = len(episode)
+            try:
+                writer.extend(
+                    episode.steps,
+                    terminated=at_last(count) & episode.terminated,
+                    truncated=at_last(count) & episode.truncated,
+                    final_obs=episode.finals(),
+                    timeout_s=timeout_s,
                 )
-        self.float_dtype = None if float_dtype is None else np.dtype(float_dtype)
-        if self.float_dtype is not None and self.float_dtype.kind != "f":
-            raise ConfigError(f"float_dtype={float_dtype!r}: a floating dtype, as 'float32'")
-        self.into, self.capacity, self.options = into, capacity, options
-        self.missing_ends, self.progress, self.timeout_s = missing_ends, progress, timeout_s
-
-    def run(
-        self,
-        given: Iterable[tuple[Place, Any]],
-        source: Place,
-        *,
-        steps: int | None = None,
-        episodes: int | None = None,
-        drop_last: bool = False,
-    ) -> Any:
-        """Fill the table.
-
-        Parameters
-        ----------
-        given : iterable of (Place, dict)
-        source : Place
-            All of the data.
-        steps, episodes : int, optional
-            How many there are, where that is known.
-        drop_last : bool
-            See `EpisodeReader`.
-        """
-        if self.progress:
-            from rich.console import Console
-            from rich.progress import track
-
-            given = track(given, "episodes", episodes, console=Console(stderr=True))
-        reader = EpisodeReader(self.schema, self.missing_ends, drop_last, self.float_dtype)
-        read = ((place, reader.episode(one, place)) for place, one in given)
-        found: Iterator[tuple[Place, Episode]] = (
-            (place, one) for place, one in read if one is not None
-        )
-        capacity = self.capacity
-        if self.into is None and capacity is None:
-            if steps is None or episodes is None:
-                everything = list(found)
-                steps, episodes = sum(len(one) for _, one in everything), len(everything)
-                found = iter(everything)
-            capacity = steps + episodes  # an observation after an episode takes a row
-        first = next(found, None)
-        if first is None:
-            raise source.error(None, "there are no episodes in it: nothing was imported")
-        found = itertools.chain([first], found)
-        if self.into is not None:
-            self._fill(self.into, found, reader.schema)
-            return self.into
-        options = dict(self.options)
-        limiter = options.pop("limiter", None)
-        assert capacity is not None
-        table = ReplayBuffer(capacity, reader.schema, **options)
-        try:
-            self._fill(table, found, None)
-            table.limiter = limiter
-        except BaseException:
-            table.close()
-            raise
-        return table
-
-    def _fill(
-        self, table: Table, episodes: Iterable[tuple[Place, Episode]], schema: Schema | None
-    ) -> None:
-        """Write episodes into a table; the episodes before one that does not fit stay there."""
-        writer = table.writer(schema=schema if table.schema is None else None)
-        try:
-            for place, episode in episodes:
-                count = len(episode)
-                try:
-                    writer.extend(
-                        episode.steps,
-                        terminated=at_last(count) & episode.terminated,
-                        truncated=at_last(count) & episode.truncated,
-                        final_obs=episode.finals(),
-                        timeout_s=self.timeout_s,
-                    )
-                except SchemaError as error:
-                    raise place.misfit(error) from None
-        except BaseException:
-            with contextlib.suppress(AsyncLoaderError):  # the first error says why
-                writer.close(self.timeout_s)
-            raise
-        writer.close(self.timeout_s)
+            except SchemaError as error:
+                raise place.misfit(error) from None
+    except BaseException:
+        with contextlib.suppress(AsyncLoaderError):  # the first error says why
+            writer.close(timeout_s)
+        raise
+    writer.close(timeout_s)
 
 
 def check_names(argument: str, given: object) -> None:

@@ -15,7 +15,7 @@ from async_loader import tree
 from async_loader.errors import ConfigError, of_extra
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import NAMES, NEEDED, after_steps, read_episodes
-from async_loader.offline.fill import Import, check_names, put
+from async_loader.offline.fill import check_names, import_episodes, put
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
@@ -54,7 +54,6 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
         If Minari is not installed.
     """
     check_names("extra", extra)
-    wanted = Import("from_minari", "extra", **options)
     if isinstance(dataset, str | bytes | os.PathLike):
         place = Place(path_of("dataset", dataset))
         dataset = _load(place)
@@ -62,11 +61,13 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
         place = Place(str(dataset.id))
     else:
         raise ConfigError(f"{dataset!r} is not a Minari data set: give one, its id or its path")
-    return wanted.run(  # type: ignore[no-any-return]
+    return import_episodes(  # type: ignore[no-any-return]
+        "from_minari",
         _read(dataset, extra, place),
         place,
         steps=int(dataset.total_steps),
         episodes=len(dataset.episode_indices),
+        **options,
     )
 
 
@@ -187,19 +188,12 @@ def from_hdf5(
     """
     check_names("extra", extra)
     path = path_of("path", path)
-    wanted, place = Import("from_hdf5", "extra", **options), Place(path)
+    place = Place(path)
     arrays = _arrays(path, extra, place)
     rows = len(arrays["rewards"])
     ended = np.zeros(rows, np.bool_)
     for name in arrays.keys() & {"terminals", "timeouts"}:
-        flags = arrays[name].reshape(rows, -1)
-        if flags.shape[1] != 1 or not np.isin(flags, (0, 1)).all():
-            raise place.error(
-                NAMES[name], f"{name} has shape {arrays[name].shape} or other values than 0 and 1: "
-                f"give one bool for each of {rows} rows"
-            )  # fmt: skip
-        arrays[name] = flags[:, 0] != 0
-        ended |= arrays[name]
+        ended |= (arrays[name].reshape(rows, -1) != 0).any(axis=1)
     cuts = np.flatnonzero(ended[:-1]) + 1
     bounds = np.concatenate([[0], cuts, [rows] if rows else []]).astype(int)
 
@@ -210,12 +204,14 @@ def from_hdf5(
         return made
 
     given = ((Place(path, number), episode(number)) for number in range(len(bounds) - 1))
-    return wanted.run(  # type: ignore[no-any-return]
+    return import_episodes(  # type: ignore[no-any-return]
+        "from_hdf5",
         given,
         place,
         steps=rows,
         episodes=len(bounds) - 1,
         drop_last="next_observations" not in arrays,
+        **options,
     )
 
 

@@ -37,7 +37,6 @@ from async_loader.public_names import set_public_names
 from async_loader.schema import Field, Schema
 from async_loader.source import Applied, Rows, Seed, Window
 from async_loader.sources.columns import SchemaReader, SharedArrays
-from async_loader.tree import Node
 from async_loader.validation import path_of
 
 __all__ = ["LeRobotSource"]
@@ -195,8 +194,8 @@ class LeRobotReader(SchemaReader):
     fps: float
 
     def __post_init__(self) -> None:
-        self._open: OrderedDict[Path, VideoFile] = OrderedDict()
-        self._pid = os.getpid()
+        # by process: a fork shares the place in a file with its parent
+        self._open: OrderedDict[tuple[int, Path], VideoFile] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": OrderedDict()}
@@ -231,11 +230,10 @@ class LeRobotReader(SchemaReader):
         return shown
 
     def _file(self, videos: _Videos, number: int) -> VideoFile:
-        if self._pid != os.getpid():  # a fork shares the place in a file with its parent
-            self._open, self._pid = OrderedDict(), os.getpid()
         path = videos.paths[number]
-        opened = self._open.pop(path, None) or VideoFile(path, videos.shape, self.fps)
-        self._open[path] = opened
+        key = os.getpid(), path
+        opened = self._open.pop(key, None) or VideoFile(path, videos.shape, self.fps)
+        self._open[key] = opened
         if len(self._open) > _OPEN_FILES:
             self._open.popitem(last=False)[1].close()
         return opened
@@ -249,10 +247,10 @@ class LeRobotReader(SchemaReader):
 def _of_episodes(start: Ids, stop: Ids, episodes: Sequence[int] | None) -> Ids:
     """Return the frames of these episodes."""
     chosen = np.arange(len(start)) if episodes is None else np.asarray(episodes)
-    if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
-        raise ConfigError(f"episodes={episodes!r}: it is a list of whole numbers, as in [0, 1]")
-    if chosen.min() < 0 or chosen.max() >= len(start):
-        raise ConfigError(f"episodes: the dataset has {len(start)}, 0 to {len(start) - 1}")
+    if chosen.dtype.kind not in "iu" or not np.isin(chosen, np.arange(len(start))).all():
+        raise ConfigError(
+            f"episodes={episodes!r}: it is a list of numbers from 0 to {len(start) - 1}"
+        )
     return np.concatenate([np.arange(start[i], stop[i]) for i in np.unique(chosen)])
 
 
@@ -261,11 +259,9 @@ def _window(name: str, at: Sequence[float], fps: float, features: Mapping[str, A
     if name not in features:
         known = ", ".join(features)
         raise ConfigError(f"windows: there is no feature {name!r} that is read, but {known}")
-    seconds = np.asarray(at, np.float64)
-    if seconds.ndim != 1 or not len(seconds) or not np.isfinite(seconds).all():
-        raise ConfigError(f"windows[{name!r}]={at!r}: it is a list of seconds, as in [-0.1, 0.0]")
+    seconds = np.atleast_1d(np.asarray(at, np.float64))
     frames = np.rint(seconds * fps).astype(np.int64)
-    wrong = np.flatnonzero(np.abs(frames / fps - seconds) > _TOLERANCE)
+    wrong = np.flatnonzero(~(np.abs(frames / fps - seconds) <= _TOLERANCE))
     if len(wrong):
         raise ConfigError(
             f"windows[{name!r}]: {seconds[wrong[0]]} s is no multiple of 1 / {fps:g} s, and the "
@@ -302,6 +298,5 @@ def _schema(
         dtype, shape = kinds[name]
         kinds[name] = dtype, (len(frames), *shape)
         kinds[f"{name}_is_pad"] = "bool", (len(frames),)
-    fields = tuple(Field(shape, dtype, name=name) for name, (dtype, shape) in kinds.items())
-    structure = Node(dict, tuple(kinds), (None,) * len(kinds))
-    return Schema(structure, fields).with_field("index", np.int64)
+    fields = {name: Field(shape, dtype) for name, (dtype, shape) in kinds.items()}
+    return Schema.of(fields).with_field("index", np.int64)

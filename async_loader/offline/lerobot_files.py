@@ -117,20 +117,11 @@ class VideoFile:
     """One open video file, of frames of a shape. One thread. Raises BadData and MissingExtra."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
-        self._place, self._fps = Place(str(path)), fps
+        self._place, self._shape, self._fps = Place(str(path)), shape, fps
         with self._place.reading("video"):
             self._container: Any = of_extra("av", "lerobot").open(str(path))
             self._stream: Any = self._container.streams.video[0]
-        codec = self._stream.codec_context
-        codec.thread_count = 1  # workers decode beside each other
-        if (codec.height, codec.width, 3) != shape:
-            self.close()
-            size = codec.height, codec.width
-            raise self._place.error(
-                None,
-                f"its frames are of {size}, and meta/info.json says {shape[:2]}: correct that, or "
-                "download it again",
-            )
+        self._stream.codec_context.thread_count = 1  # workers decode beside each other
         self._decoded: Iterator[Any] = iter(())
         self._at = _NOWHERE  # the frame that was decoded last
 
@@ -146,7 +137,10 @@ class VideoFile:
                 found = round(float(frame.pts * self._stream.time_base) * self._fps)
                 if found == number:
                     self._at = number
-                    return frame.to_ndarray(format="rgb24")  # type: ignore[no-any-return]
+                    image: Array = frame.to_ndarray(format="rgb24")
+                    if image.shape != self._shape:
+                        raise ValueError(f"{image.shape}, and meta/info.json says {self._shape}")
+                    return image
                 if found > number:
                     break
             raise EOFError("the file does not have it")

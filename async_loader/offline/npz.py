@@ -14,19 +14,17 @@ from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import read_episodes
-from async_loader.offline.fill import Import, put
+from async_loader.offline.fill import import_episodes, put
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
-
-_TUPLE = "_index_"
 
 
 def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     """Fill a table from npz files, one episode a file, in the order of their names.
 
     A file holds the arrays that `from_episodes` takes. Nested fields have names with slashes, as
-    ``obs/pixels``; a tuple's are ``obs/_index_0`` and so on. `to_npz` writes such files.
+    ``obs/pixels``. `to_npz` writes such files.
 
     Parameters
     ----------
@@ -45,7 +43,6 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
     BadData
         As `from_episodes`, with the file's name; and for files that cannot be read, or none.
     """
-    wanted = Import("from_npz", **options)
     path = path_of("path", path)
     folder = Path(path).is_dir()
     files = sorted(Path(path).glob("*.npz") if folder else map(Path, glob.glob(path)))
@@ -55,7 +52,10 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
         )
         raise Place(path).error(None, f"{there}: correct the path or the pattern")
     given = ((Place(str(file), i), _read(file, i)) for i, file in enumerate(files))
-    return wanted.run(given, Place(path), episodes=len(files))  # type: ignore[no-any-return]
+    count = len(files)
+    return import_episodes(  # type: ignore[no-any-return]
+        "from_npz", given, Place(path), episodes=count, **options
+    )
 
 
 def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
@@ -83,8 +83,8 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     Raises
     ------
     ConfigError
-        If the folder has npz files, the table is one of another process, or a nested field has a
-        key that would come back as another one.
+        If the folder has npz files, the table is one of another process, or a nested field is a
+        tuple or has a key that would come back as another one.
     """
     where = Path(path_of("folder", folder))
     if where.is_dir() and any(where.glob("*.npz")):
@@ -97,7 +97,7 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
             if tree.structure_of(_nested(flat)) != tree.structure_of(columns):
                 raise ConfigError(
                     f"an npz file cannot keep the names of this table's fields ({table.schema}): "
-                    f"keys are strings without '/', not all like '{_TUPLE}0', and none is empty"
+                    "fields are dicts, not tuples, and keys are strings without '/'"
                 )
             where.mkdir(parents=True, exist_ok=True)
             file = where / f"episode-{number:08d}.npz"
@@ -115,34 +115,15 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
 
 def _flat(columns: dict[str, Any]) -> dict[str, Array]:
     structure = tree.structure_of(columns)
-    return dict(zip(_paths(structure), tree.leaves(columns, structure), strict=True))
+    names = ("/".join(map(str, path)) for path in tree.paths(structure))
+    return dict(zip(names, tree.leaves(columns, structure), strict=True))
 
 
-def _paths(structure: tree.Structure) -> list[str]:
-    """Return the name of each leaf: keys with slashes between them, a tuple's as _index_0."""
-    if structure is None:
-        return [""]
-    prefix = "" if structure.kind is dict else _TUPLE
-    return [
-        f"{prefix}{key}/{rest}".rstrip("/")
-        for key, child in zip(structure.keys, structure.children, strict=True)
-        for rest in _paths(child)
-    ]
-
-
-def _nested(flat: dict[str, Array]) -> Any:
+def _nested(flat: dict[str, Array]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, array in flat.items():
         put(made, name, array)
-    return _tuples(made)
-
-
-def _tuples(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if value.keys() == {f"{_TUPLE}{i}" for i in range(len(value))}:
-        return tuple(_tuples(value[f"{_TUPLE}{i}"]) for i in range(len(value)))
-    return {key: _tuples(one) for key, one in value.items()}
+    return made
 
 
 def _read(file: Path, number: int) -> Any:

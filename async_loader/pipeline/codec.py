@@ -15,7 +15,6 @@ import io
 import pickle
 import sys
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import reduction
@@ -83,8 +82,7 @@ def encode(
     Parameters
     ----------
     by_value : bool
-        Send functions and classes of ``__main__`` by value: they were defined after the worker
-        started.
+        Send functions and classes of ``__main__`` by value.
     out_of_band : bool
         Leave large buffers outside the pickle.
     at_birth : bool
@@ -122,39 +120,11 @@ def decode(head: Buffer, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -
         close_all(left.values())
 
 
-class MainModule:
-    """The functions and classes of ``__main__`` as workers know them from their birth.
-
-    A function that is defined anew afterwards (a notebook's cell that is run again) has a name that
-    workers resolve to the old one. So as soon as one of them is another object, what refers to
-    ``__main__`` travels by value.
+def of_session(encoded: Encoded) -> bool:
+    """Whether this pickle refers by name to what was defined in an interactive session, where
+    workers may know another object of that name, or none.
     """
-
-    def __init__(self) -> None:
-        self._known = {name: weakref.ref(value) for name, value in _defined_in_main()}
-        self._changed = False
-
-    def changed_for(self, encoded: Encoded) -> bool:
-        """Whether this pickle refers to ``__main__`` by name, and workers know another one."""
-        return b"__main__" in encoded.head and self.changed
-
-    @property
-    def changed(self) -> bool:
-        """Whether one of them was defined anew. It stays so: what refers to it may come by any
-        name.
-        """
-        if not self._changed:
-            module = vars(sys.modules["__main__"])
-            self._changed = any(
-                module.get(name) is not known() for name, known in self._known.items()
-            )
-        return self._changed
-
-
-def _defined_in_main() -> list[tuple[str, Any]]:
-    module: Any = sys.modules.get("__main__")
-    found = list(vars(module).items()) if module is not None else []
-    return [(name, value) for name, value in found if isinstance(value, types.FunctionType | type)]
+    return b"__main__" in encoded.head and not hasattr(sys.modules["__main__"], "__file__")
 
 
 def _dump(

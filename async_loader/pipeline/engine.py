@@ -136,16 +136,6 @@ class Engine:
         return self._closed
 
     @property
-    def work(self) -> Any:
-        """What the workers do."""
-        return self._config.work
-
-    @property
-    def started(self) -> bool:
-        """Whether there are workers now."""
-        return self._core is not None and self._core.usable
-
-    @property
     def pids(self) -> list[int]:
         """Of the worker processes that there are at this moment."""
         # One that is being replaced has none yet; 0 would send a signal to the caller's own

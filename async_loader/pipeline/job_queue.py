@@ -6,7 +6,6 @@ In this process; the pool sends them to its workers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,12 +109,10 @@ class Chunk:
     spec : IterationSpec
     kind : str
         See `TaskRecord`.
-    calls : sequence of callables | None
-        For jobs; kept until done, to be sent once more by value if the worker cannot resolve them.
     payload : Encoded
         What is sent to a process.
     task : Any
-        What is done, in a thread.
+        What is done, in a thread; the calls of jobs.
     worker : int | None
         The only worker that may do it; ``None``: any.
     """
@@ -127,8 +124,6 @@ class Chunk:
     start: int
     stop: int
     payload: Encoded
-    calls: Sequence[Callable[[], Any]] | None = None
-    by_value: bool = False
     task: Any = None
     worker: int | None = None
 

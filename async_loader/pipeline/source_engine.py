@@ -16,7 +16,6 @@ from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.local_collator import LocalCollator, Transform
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.batches.slot_allocator import HostOutput
-from async_loader.pipeline.codec import MainModule
 from async_loader.pipeline.engine_core import EngineCore
 from async_loader.pipeline.iteration import Iteration
 from async_loader.pipeline.iterator import BatchIterator, OnError
@@ -75,8 +74,6 @@ class SourceEngine:
         whole = collate_fn is not None or of_batch is not None
         reader = source.reader()
         schema = None if reader is None else reader.schema
-        if buffers is not None and schema is not None and not whole:
-            buffers.check(schema, batch_size)
 
         def config(number: int) -> WorkerConfig:
             work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, of_batch)
@@ -112,7 +109,6 @@ class SourceEngine:
         elif kind == "process":
             collator = LocalCollator(slots, collate_fn)
             assembler = ChunkAssembler(slots, output, collator, chunk_size, whole=whole)
-            assembler.main = MainModule()
             core.pool = WorkerPool(num_workers, context, end, assembler, config, core.break_)
         ready = TrainQueue(in_order)
         spec = IterationSpec(0, seed, None, core.live)

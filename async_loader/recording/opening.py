@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -102,8 +102,6 @@ class EpisodeStream:
         self._obs, self._open = None, False
 
 
-W = TypeVar("W", Writer, VectorWriter)
-
 GONE = (Closed, Broken, Unsupported)
 """Raised where an episode cannot be ended, and need not be: the table or the writer was closed
 before, its process has died, or this is a fork of the writer's process.
@@ -111,48 +109,6 @@ before, its process has died, or this is a fork of the writer's process.
 
 _taken: WeakKeyDictionary[Writer, int] = WeakKeyDictionary()
 """Streams of each writer that recorders have got. See `own_streams`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Opened(Generic[W]):
-    """What a recorder writes with.
-
-    Attributes
-    ----------
-    writer : Writer | VectorWriter
-    schema : Schema
-        Of the table's steps.
-    owned : bool
-        Whether the writer was made here, and is closed here.
-    """
-
-    writer: W
-    schema: Schema
-    owned: bool
-
-    def fields(self, *own: str) -> StepFields:
-        """Return the fields of the table's steps; ``own``: see `StepFields`.
-
-        Raises what `StepFields` does if the table does not fit, and closes a writer of our own.
-        """
-        try:
-            return StepFields(self.schema, own)
-        except BaseException:
-            if self.owned:
-                self.writer.close()
-            raise
-
-    def finish(self) -> None:
-        """Return when all steps are in the table; a writer of our own is closed then.
-
-        Raises Broken if steps may be lost. Where the table or the writer was closed before, that
-        has told what became of them; and in a fork they are its parent's.
-        """
-        with contextlib.suppress(Closed, Unsupported):
-            self.writer.flush()
-        if self.owned:
-            with contextlib.suppress(Closed, Unsupported):
-                self.writer.close()
 
 
 def own_streams(writer: Writer, many: int) -> range:
@@ -166,8 +122,9 @@ def own_streams(writer: Writer, many: int) -> range:
     return range(first, first + many)
 
 
-def writer_of(given: object, schema: Schema, stream: Any) -> Opened[Writer]:
-    """Return a writer of a table, whose own stream is ``stream``, or the writer that was given.
+def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, bool]:
+    """Return a writer of a table, whose own stream is ``stream``, or the writer that was given; and
+    whether it was made here.
 
     Raises
     ------
@@ -176,19 +133,18 @@ def writer_of(given: object, schema: Schema, stream: Any) -> Opened[Writer]:
     """
     if is_table(given):
         table: Table = given
-        writer = table.writer(stream, schema=schema if table.schema is None else None)
-        return Opened(writer, writer.schema or schema, True)
+        return table.writer(stream, schema=schema if table.schema is None else None), True
     if isinstance(given, Writer):
-        return Opened(given, _known(given.schema), False)
+        _check_known(given.schema)
+        return given, False
     raise _neither(given, "table.writer()")
 
 
-def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[VectorWriter]:
+def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> tuple[VectorWriter, bool]:
     """As `writer_of`, for a vector of environments."""
     if is_table(given):
         table: Table = given
-        writer = table.vector_writer(envs, schema=schema if table.schema is None else None)
-        return Opened(writer, writer.schema or schema, True)
+        return table.vector_writer(envs, schema=schema if table.schema is None else None), True
     if hasattr(given, "streams") and hasattr(given, "append"):
         made = cast(VectorWriter, given)
         if len(made.streams) != envs.num_envs:
@@ -196,7 +152,8 @@ def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[V
                 f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
                 "make it as table.vector_writer(envs)"
             )
-        return Opened(made, _known(made.schema), False)
+        _check_known(made.schema)
+        return made, False
     if isinstance(given, Writer):
         raise ConfigError(
             f"{type(given).__name__} adds the steps of one environment at a time: give the table, "
@@ -206,13 +163,12 @@ def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> Opened[V
     raise _neither(given, "table.vector_writer(envs)")
 
 
-def _known(schema: Schema | None) -> Schema:
+def _check_known(schema: Schema | None) -> None:
     if schema is None:
         raise ConfigError(
             "this writer's table has no schema yet: give the table itself, or make it with "
             "schema=async_loader.recording.schema_of(env)"
         )
-    return schema
 
 
 def _neither(given: object, writer: str) -> ConfigError:
@@ -229,8 +185,22 @@ class Recording:
     _pending: tuple[Any, Any, dict[str, Any]] | None = None
     """A step that the environment has made and the table has not taken yet."""
     _ended = False
-    _opened: Opened[Any]
+    _writer: Any
+    _fields: StepFields
+    _owned: bool
+    """The writer was made here, and is closed here."""
     env: Any
+
+    def _open(self, opened: tuple[Any, bool], schema: Schema, *own: str) -> None:
+        """Begin to write; ``own``: see `StepFields`, which refuses a table that does not fit."""
+        self._writer, self._owned = opened
+        self._extra = {}
+        try:
+            self._fields = StepFields(self._writer.schema or schema, own)
+        except BaseException:
+            if self._owned:
+                self._writer.close()
+            raise
 
     def record(self, **fields: Any) -> None:
         """Give values of the next step that no environment knows: ``log_prob``, ``value``,
@@ -242,7 +212,7 @@ class Recording:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all steps are in the table, which may be elsewhere."""
-        self._opened.writer.flush(timeout_s)
+        self._writer.flush(timeout_s)
 
     def close(self, **kwargs: Any) -> None:
         """End the episodes as truncated, `flush`, and close the environment."""
@@ -251,7 +221,12 @@ class Recording:
                 self._ended = True
                 with contextlib.suppress(*GONE):
                     self._cut()
-                self._opened.finish()
+                # where the table was closed before, that has told what became of the steps
+                with contextlib.suppress(Closed, Unsupported):
+                    self._writer.flush()
+                with contextlib.suppress(Closed, Unsupported):
+                    if self._owned:
+                        self._writer.close()
         finally:
             self.env.close(**kwargs)
 

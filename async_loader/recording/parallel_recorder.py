@@ -62,9 +62,7 @@ class ParallelRecorder(Recording):
         wanted = schema_of(env, stack=stack, fields=fields, agents=agents)
         self.env = env
         self.recorded = tuple(env.possible_agents if agents is None else agents)
-        self._opened = writer_of(table, wanted, None)
-        self._writer = self._opened.writer
-        self._fields = self._opened.fields("agent")
+        self._open(writer_of(table, wanted, None), wanted, "agent")
         own: Any = self._writer.stream
         self._episodes = {
             agent: EpisodeStream(self._writer, self._fields, (own, number), timeout_s)
@@ -72,7 +70,6 @@ class ParallelRecorder(Recording):
                 self.recorded, own_streams(self._writer, len(self.recorded)), strict=True
             )
         }
-        self._extra = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "env":

@@ -74,13 +74,11 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
                 "pettingzoo"
             )
         super().__init__(env)
-        self._opened = writer_of(table, schema_of(env, stack=stack, fields=fields), stream)
-        self._writer = self._opened.writer
-        self._fields = self._opened.fields()
+        wanted = schema_of(env, stack=stack, fields=fields)
+        self._open(writer_of(table, wanted, stream), wanted)
         if stream is None and (number := own_streams(self._writer, 1)[0]):
             stream = (self._writer.stream, number)
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
-        self._extra = {}
 
     def step(self, action: Any) -> _Step:
         """Make a step of the environment, and add it.
@@ -166,12 +164,10 @@ class VectorRecorder(Recording, gymnasium.vector.VectorWrapper[Any, Any, Any, An
                 "gymnasium.make_vec(...); Recorder records one environment"
             )
         super().__init__(envs)
-        self._opened = vector_writer_of(table, envs, schema_of(envs, stack=stack, fields=fields))
-        self._writer = self._opened.writer
-        self._fields = self._opened.fields()
+        wanted = schema_of(envs, stack=stack, fields=fields)
+        self._open(vector_writer_of(table, envs, wanted), wanted)
         self._timeout_s = timeout_s
         self._obs: Any = None
-        self._extra = {}
         self._by_hand = envs.metadata.get("autoreset_mode") is AutoresetMode.DISABLED
         self._over = np.zeros(envs.num_envs, np.bool_)  # ended, and to be reset by the program
 

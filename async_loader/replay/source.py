@@ -251,7 +251,8 @@ class ReplaySource:
             return None
         self._settle()
         read_plan = self._out.read_plan(self._view, self._sampler)
-        return self._out.reader(read_plan).warm()
+        numbers = None if read_plan.goals is None else self._numbers()
+        return self._out.reader(read_plan, numbers).warm()
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""

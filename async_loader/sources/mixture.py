@@ -18,7 +18,6 @@ from async_loader.lifecycle import Patience
 from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
-from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
     AnyThread,
@@ -28,31 +27,24 @@ from async_loader.source import (
     Plan,
     Reader,
     Ready,
-    Rows,
-    Seed,
     Source,
     Updating,
     finishes,
 )
 from async_loader.sources.columns import ColumnsSource
-from async_loader.sources.mixture_member import MixtureMember, Piece, in_all, split_by_source
+from async_loader.sources.mixture_member import MixtureMember, empty_rows, in_all, split_by_source
 from async_loader.sources.mixture_rows import (
     MOST_SOURCES,
     Ids,
     MixedSchema,
-    MixtureReader,
     numbers_of,
     own_ids,
-    stacked,
 )
 from async_loader.table import Table, is_table
 from async_loader.validation import whole
 
 __all__ = ["Mixture"]
 set_public_names(globals())
-
-_LARGE = 64 << 10
-"""Bytes of an array from which on its memory comes from a pool."""
 
 Member = Any
 """A Table, a Source, or (in a sequence of pairs) a dict of columns."""
@@ -84,8 +76,8 @@ class Mixture:
     goes into the next batch. The sources are waited for one after the other; `waiting_for` names
     the one that is waited for.
 
-    Threads: as a `Source`, `draw_now` included. Cost: those of the sources, and some 50 us a batch;
-    where one of them delivers batches that were made already, the rows are copied once more.
+    Threads: as a `Source`, `draw_now` included. Batches are made by the thread that draws them,
+    not by workers. Cost: those of the sources, some 50 us a batch, and one more copy of the rows.
 
     Parameters
     ----------
@@ -125,7 +117,7 @@ class Mixture:
         self._counts: tuple[int, list[int]] | None = None  # of the batch that is being planned
         self._at: MixtureMember | None = None
         self._mixed: MixedSchema | None = None
-        self._arrays, self._batches = ArrayPool(), 0
+        self._batches = 0
         with contextlib.ExitStack() as undo:
             undo.push(self._made)
             for number, (what, share) in enumerate(pairs):
@@ -172,10 +164,7 @@ class Mixture:
     # -- planning ----------------------------------------------------------------------------------
 
     def plan(self, batch_size: int, patience: Patience) -> Plan:
-        """Plan a batch: rows of all sources, or the batch itself if one of them delivers batches.
-
-        Waits for one source after the other.
-        """
+        """Make a batch of rows of all sources. Waits for one source after the other."""
         plan = self._planned(batch_size, lambda source, count: source.plan(count, patience))
         assert plan is not None
         return plan
@@ -195,7 +184,8 @@ class Mixture:
         for member, count in zip(self._members, counts, strict=True):
             self._at = member
             # also of a source that gives no row this time: its fields have to be known
-            there = member.fill(max(count, int(member.schema is None)), batch_size, ask)
+            wanted = max(count, int(member.schema is None))
+            there = member.fill(wanted, batch_size, ask, (self._seed, self._batches))
             if there is None:
                 return None
             if not there:
@@ -204,15 +194,18 @@ class Mixture:
         self._at, self._counts = None, None
         mixed = self._mix()
         assert mixed is not None
-        pieces = [
-            (member, piece)
-            for member, count in zip(self._members, counts, strict=True)
-            for piece in member.take(count)
-        ]
-        index = [piece.index for _, piece in pieces if piece.index is not None]
-        if len(index) == len(pieces):
-            return Rows(stacked(index))
-        return self._ready(mixed, pieces, batch_size)
+        arrays = empty_rows(mixed.schema, batch_size)
+        at, leases = 0, []
+        for member, count in zip(self._members, counts, strict=True):
+            for piece in member.take(count):
+                stop = at + len(piece.arrays[0])
+                mixed.write(member.number, [one[at:stop] for one in arrays], piece.arrays)
+                at = stop
+                if piece.lease is not None:
+                    leases.append((member.number, piece.lease))
+        self._batches += 1
+        batch = tree.rebuild_batch(mixed.schema.structure, arrays)
+        return Ready(batch, True, tuple(leases) or None)
 
     def _rounded(self, batch_size: int) -> list[int]:
         """Return how many rows of each source the next batch has."""
@@ -242,43 +235,9 @@ class Mixture:
                 self._mixed = mixed if len(known) == len(self._members) else None
         return self._mixed
 
-    def _ready(
-        self, mixed: MixedSchema, pieces: Sequence[tuple[MixtureMember, Piece]], count: int
-    ) -> Ready:
-        schema = mixed.schema
-        arrays = [
-            self._arrays.array((count, *one.shape), one.dtype)
-            if count * one.nbytes >= _LARGE
-            else np.empty((count, *one.shape), one.dtype)
-            for one in schema.fields
-        ]
-        at = 0
-        for member, piece in pieces:
-            into = [array[at : at + piece.rows] for array in arrays]
-            at += piece.rows
-            if piece.index is None:
-                mixed.write(member.number, into, piece.arrays)
-            else:
-                assert member.reader is not None
-                seed: Seed = (self._seed, self._batches)
-                mixed.read(member.number, member.reader, piece.index, into, seed)
-        self._batches += 1
-        leases = tuple(
-            (member.number, piece.lease) for member, piece in pieces if piece.lease is not None
-        )
-        return Ready(tree.rebuild_batch(schema.structure, arrays), True, leases or None)
-
     def reader(self) -> Reader | None:
-        """Make a reader of the rows of all sources, for this or any other process.
-
-        ``None`` while one of them has none: always, if one of them delivers batches.
-        """
-        readers = [member.source.reader() for member in self._members]
-        found = [reader for reader in readers if reader is not None]
-        mixed = self._mix()
-        if len(found) < len(readers) or mixed is None:
-            return None
-        return MixtureReader(found, mixed)
+        """Return None: `plan` reads the rows of all sources."""
+        return None
 
     def waiting_for(self) -> str | None:
         """Name the source that `plan` waits for, and say what it waits for."""
@@ -431,10 +390,7 @@ class Mixture:
         return f"<Mixture {parts} {state}>"
 
     def __reduce__(self) -> Any:
-        raise CannotSend(
-            "a mixture stays in the process of its tables: hand it to a loader there, or send its "
-            "reader()"
-        )
+        raise CannotSend("a mixture stays in the process of its tables: hand it to a loader there")
 
 
 def _pairs(shares: Any) -> list[tuple[Any, Fraction]]:

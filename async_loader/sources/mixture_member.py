@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import ConfigError
 from async_loader.schema import Field, Schema
+from async_loader.shm.array_pool import ArrayPool
 from async_loader.source import (
     END,
     Applied,
@@ -22,10 +22,12 @@ from async_loader.source import (
     Reader,
     Ready,
     Rows,
+    Seed,
     Source,
+    Window,
     waiting_for,
 )
-from async_loader.sources.mixture_rows import Array, Ids, join_words, numbers_of, own_ids
+from async_loader.sources.mixture_rows import Array, Ids, numbers_of, own_ids
 from async_loader.table import Table
 
 
@@ -81,29 +83,21 @@ def _picked(name: str, value: Any, here: Array, axes: tuple[int, ...]) -> Any:
     return array[here]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Piece:
-    """Rows of one source in a row.
+_pool = ArrayPool()
 
-    Attributes
-    ----------
-    index : int64 array [rows, 2 + words] | None
-        To be read; see `join_words`.
-    arrays : sequence of arrays [rows, ...]
-        Read already, one for each field of the source's schema.
-    lease : object
-        Of the batch that ends with these rows, if it has one.
+
+def empty_rows(schema: Schema, count: int) -> list[Array]:
+    """Return an array ``[count, ...]`` for each field."""
+    return [_pool.array((count, *one.shape), one.dtype) for one in schema.fields]
+
+
+class Piece(NamedTuple):
+    """Rows of one source: one array ``[rows, ...]`` for each field of its schema, and the lease of
+    the batch that ends with them, if it has one.
     """
 
-    rows: int
-    index: Ids | None = None
-    arrays: Sequence[Array] = ()
+    arrays: list[Array]
     lease: object = None
-
-    def part(self, rows: slice, lease: object = None) -> Piece:
-        """Return some of the rows."""
-        index = None if self.index is None else self.index[rows]
-        return Piece(len(range(self.rows)[rows]), index, [a[rows] for a in self.arrays], lease)
 
 
 class MixtureMember:
@@ -149,7 +143,7 @@ class MixtureMember:
         return -(-whole.numerator // whole.denominator)
 
     def fill(
-        self, count: int, batch_size: int, ask: Callable[[Source, int], Plan | None]
+        self, count: int, batch_size: int, ask: Callable[[Source, int], Plan | None], seed: Seed
     ) -> bool | None:
         """Plan until the next ``count`` rows are there. Return False if the source has ended, and
         ``None`` if ``ask``, which plans a number of rows, returns ``None``.
@@ -164,16 +158,18 @@ class MixtureMember:
             plan = ask(self.source, wanted)
             if plan is None or plan is END:
                 return None if plan is None else False
-            piece = self._piece(plan)
-            if piece.rows == 0:
+            piece = self._piece(plan, seed)
+            if not len(piece.arrays[0]):
                 raise ConfigError(f"{self.name} has planned no rows at all")
             self._pieces.append(piece)
-            self._held += piece.rows
+            self._held += len(piece.arrays[0])
         return True
 
-    def _piece(self, plan: Plan) -> Piece:
+    def _piece(self, plan: Plan, seed: Seed) -> Piece:
         if isinstance(plan, Rows) and self.reader is not None and self.schema is not None:
-            return Piece(len(plan), join_words(plan.index, self.number))
+            arrays = empty_rows(self.schema, len(plan))
+            self.reader.read(plan.index, Window(arrays), (*seed, self.number))
+            return Piece(arrays)
         if not isinstance(plan, Ready):
             raise ConfigError(
                 f"{self.name} plans {type(plan).__name__}, of no fixed fields: a mixture takes "
@@ -188,21 +184,19 @@ class MixtureMember:
             raise ConfigError(
                 f"{self.name} delivers batches of different fields: {error}"
             ) from None
-        rows = len(arrays[0])
-        lasting = arrays if plan.lent else [one.copy() for one in arrays]
-        return Piece(rows, None, lasting, plan.lease)
+        return Piece(arrays if plan.lent else [one.copy() for one in arrays], plan.lease)
 
     def take(self, count: int) -> list[Piece]:
         """Take the next ``count`` rows, which are there."""
         taken: list[Piece] = []
         self._held -= count
         while count:
-            piece = self._pieces.popleft()
-            if piece.rows > count:
-                self._pieces.appendleft(piece.part(slice(count, None), piece.lease))
-                piece = piece.part(slice(count))
-            taken.append(piece)
-            count -= piece.rows
+            arrays, lease = self._pieces.popleft()
+            if len(arrays[0]) > count:
+                self._pieces.appendleft(Piece([one[count:] for one in arrays], lease))
+                arrays, lease = [one[:count] for one in arrays], None
+            taken.append(Piece(arrays, lease))
+            count -= len(arrays[0])
         return taken
 
     def waiting_for(self) -> str | None:

@@ -1,9 +1,8 @@
-"""The rows of a mixture: which source each comes from, by its index, and what reads them."""
+"""The rows of a mixture: which source each comes from, by its index, and their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import numpy.typing as npt
 from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.schema import Schema
-from async_loader.source import Reader, Seed, Window
-from async_loader.sources.columns import SchemaReader
 
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
@@ -58,30 +55,6 @@ def add_source(ids: Ids, number: int) -> None:
         )
     if number:
         np.add(ids, number << SOURCE_BIT, out=ids, where=ids >= 0)
-
-
-def join_words(index: Ids, number: int) -> Ids:
-    """Return the rows of one source as rows of a plan of the mixture: int64 ``[rows, 2 + words]``.
-
-    The index with its source, the number of words that follow (0: the source's index has one
-    axis), and these.
-    """
-    flat = index.reshape(len(index), -1)
-    words = flat.shape[1] - 1 if index.ndim > 1 else 0
-    joined = np.empty((len(index), 2 + words), np.int64)
-    joined[:, 0], joined[:, 1], joined[:, 2:] = flat[:, 0], words, flat[:, 1:]
-    add_source(joined[:, 0], number)
-    return joined
-
-
-def stacked(parts: Sequence[Ids]) -> Ids:
-    """Return the rows of several `join_words` below each other."""
-    whole = np.zeros((sum(map(len, parts)), max(part.shape[1] for part in parts)), np.int64)
-    at = 0
-    for part in parts:
-        whole[at : at + len(part), : part.shape[1]] = part
-        at += len(part)
-    return whole
 
 
 class MixedSchema:
@@ -133,61 +106,10 @@ class MixedSchema:
         """Write rows of a source, one array for each field of its own schema."""
         for place, array in zip(self._places[number], arrays, strict=True):
             into[place][...] = array
-        self._complete(number, into)
-
-    def read(
-        self, number: int, reader: Reader, index: Ids, into: Sequence[Array], seed: Seed
-    ) -> None:
-        """Read rows of a source; ``index`` as `join_words` makes it."""
-        words = int(index[0, 1])
-        own = own_ids(index[:, 0])
-        if words:
-            own = np.concatenate((own[:, None], index[:, 2 : 2 + words]), axis=1)
-        fields = [into[place] for place in self._places[number]]
-        reader.read(own, Window(fields), (*seed, number))
-        self._complete(number, into)
-
-    def _complete(self, number: int, into: Sequence[Array]) -> None:
         for place, value in self._defaults[number]:
             into[place][...] = value
         for place in self._ids[number]:
             add_source(into[place], number)
-
-
-class MixtureReader(SchemaReader):
-    """Reads the rows of several sources: each by the source's own reader.
-
-    Threads: one at a time.
-
-    Parameters
-    ----------
-    readers : sequence of Reader
-        Of each source; all have schemas.
-    mixed : MixedSchema
-    """
-
-    def __init__(self, readers: Sequence[Reader], mixed: MixedSchema) -> None:
-        self._readers, self._mixed = tuple(readers), mixed
-
-    @property
-    def schema(self) -> Schema:
-        """Of the mixture's rows."""
-        return self._mixed.schema
-
-    def read(self, index: Ids, into: Window, seed: Seed) -> None:
-        """Fill ``into`` with rows of several sources: see `Reader.read`."""
-        for number, rows in runs(index[:, 0]):
-            fields = [array[rows] for array in into.fields]
-            self._mixed.read(number, self._readers[number], index[rows], fields, seed)
-
-
-def runs(index: Ids) -> Iterator[tuple[int, slice]]:
-    """Return the source and the place of rows of one source that follow each other."""
-    numbers = numbers_of(index)
-    cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
-    for start, stop in pairwise(cuts):
-        if stop > start:
-            yield int(numbers[start]), slice(start, stop)
 
 
 def _names(schema: Schema) -> list[str]:

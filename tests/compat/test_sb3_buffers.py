@@ -187,38 +187,41 @@ def test_n_step_returns_are_those_of_the_original(n_envs):
         same(*[drawn(buffer, 64) for buffer in both])
         same(*[drawn(buffer, 64, env) for buffer in both])
     with pytest.raises(NotImplementedError, match="optimize_memory_usage"):
-        ours.NStepReplayBuffer(30, BOX, ACTIONS["discrete"], optimize_memory_usage=True)
+        ours.NStepReplayBuffer(
+            30,
+            BOX,
+            ACTIONS["discrete"],
+            optimize_memory_usage=True,
+            handle_timeout_termination=False,
+        )
 
 
 # -- each observation once -------------------------------------------------------------------------
 
 
-def keys_of(sample: Any) -> list[bytes]:
-    """Each transition of a sample as bytes."""
-    parts = [part.numpy() for part in sample if isinstance(part, torch.Tensor)]
-    return [b"".join(part[i].tobytes() for part in parts) for i in range(len(parts[0]))]
-
-
 @settings(max_examples=12)
 @given(
+    size=st.integers(2, 30),
     n_envs=st.integers(1, 3),
     calls=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    timeouts=st.booleans(),
     broken=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 1000),
 )
-def test_with_observations_stored_once_every_sample_is_a_transition_that_was_added(
-    n_envs, calls, timeouts, broken, seed
+def test_with_observations_stored_once_the_batches_are_those_of_the_original(
+    size, n_envs, calls, broken, seed
 ):
-    size = 20 * n_envs
-    args = (BOX, ACTIONS["discrete"], "cpu", n_envs)
-    whole = theirs.ReplayBuffer(size, *args, handle_timeout_termination=timeouts)
-    lean = ours.ReplayBuffer(size, *args, True, timeouts)
+    once = {"optimize_memory_usage": True, "handle_timeout_termination": False}
+    both = pair("ReplayBuffer", size * n_envs, BOX, ACTIONS["discrete"], "cpu", n_envs, **once)
     steps = Steps(BOX, ACTIONS["discrete"], n_envs, seed)
     for some in calls:
-        feed((whole, lean), steps, some, broken)
-        held = set(keys_of(drawn(whole, 2000)))
-        assert set(keys_of(drawn(lean, 200))) <= held
+        feed(both, steps, some, broken)
+        same(*[drawn(buffer, 64, seed=seed) for buffer in both])
+        if seed % 2:  # as algorithms do before they begin anew
+            for buffer in both:
+                buffer.dones[(buffer.pos - 1) % size] = True
+            same(*[drawn(buffer, 64, seed=seed) for buffer in both])
+    for name in ("actions", "rewards", "dones", "timeouts"):
+        same(*[np.asarray(getattr(buffer, name)) for buffer in both])
 
 
 # -- beside the algorithms -------------------------------------------------------------------------
@@ -227,17 +230,15 @@ def test_with_observations_stored_once_every_sample_is_a_transition_that_was_add
 @pytest.mark.parametrize("once", [False, True], ids=["twice", "once"])
 @pytest.mark.parametrize("n_envs", [1, 2])
 def test_a_pickle_goes_on_where_the_buffer_was(n_envs, once):
-    buffer = ours.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", n_envs, once)
-    whole = theirs.ReplayBuffer(20, BOX, ACTIONS["discrete"], "cpu", n_envs)
+    whole, buffer = pair(
+        "ReplayBuffer", 20, BOX, ACTIONS["discrete"], "cpu", n_envs, once, not once
+    )
     steps = Steps(BOX, ACTIONS["discrete"], n_envs, 1)
     feed((buffer, whole), steps, 33)
     again = pickle.loads(pickle.dumps(buffer))
     assert (again.pos, again.full, again.n_envs) == (buffer.pos, buffer.full, n_envs)
     for _ in range(3):
-        if once:
-            assert set(keys_of(again.sample(100))) <= set(keys_of(whole.sample(2000)))
-        else:
-            same(drawn(whole, 50), drawn(again, 50))
+        same(drawn(whole, 50), drawn(again, 50))
         feed((again, whole), steps, 9)
 
 
@@ -261,13 +262,12 @@ WRITES: list[Any] = [
         ("ReplayBuffer", False),
         ("ReplayBuffer", True),
         ("DictReplayBuffer", False),
-        ("DictReplayBuffer", True),
         *([("NStepReplayBuffer", False)] if hasattr(theirs, "NStepReplayBuffer") else ()),
     ],
 )
 def test_a_write_to_what_a_buffer_shows_is_not_lost_without_a_word(kind, once):
     space = GOALS if kind == "DictReplayBuffer" else BOX
-    size = 20 if once else 6  # calls: without links it wraps
+    size = 20 if once else 6  # calls: the latter wraps
     buffer = getattr(ours, kind)(
         2 * size, space, ACTIONS["discrete"], "cpu", 2, once, handle_timeout_termination=not once
     )

@@ -440,3 +440,11 @@ def test_all_names_of_torchs_module_can_be_imported_and_the_loader_is_ours(name)
     assert (found is getattr(theirs, name)) == (name != "DataLoader")
     assert name in ours.__all__
     assert ours.DataLoader is DataLoader
+
+
+def test_a_subset_takes_the_items_of_a_tuple_by_their_places():
+    pair = (torch.arange(4), torch.arange(20, 24))
+    one, other = (
+        kind(Subset(pair, [1, 0]), batch_size=2) for kind in (DataLoader, theirs.DataLoader)
+    )
+    assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]

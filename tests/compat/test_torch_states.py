@@ -5,7 +5,6 @@ is the rest of the first.
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import warnings
 
@@ -207,19 +206,3 @@ def test_a_state_is_exact_whatever_snapshot_every_n_steps_is(every):
     next(epoch)
     two.load_state_dict(one.state_dict())
     assert _numbers(two) == _numbers(epoch)
-
-
-@pytest.mark.parametrize("name", ["stateless stream", "stream of epochs", "items"])
-def test_passing_over_a_stream_without_a_state_is_a_warning(name, caplog):
-    one, two = _made(name), _made(name)
-    epoch = iter(one)
-    next(epoch)
-    next(epoch)
-    two.load_state_dict(one.state_dict())
-    with caplog.at_level(logging.WARNING, "async_loader"):
-        iter(two)
-    said = [record.getMessage() for record in caplog.records]
-    assert [
-        text.startswith("neither the dataset nor its iterator") and "2 batches" in text
-        for text in said
-    ] == [True] * (name == "stateless stream")

@@ -16,6 +16,7 @@ from state_rig import Epochs, N, OfIterators, Own, Sampler, Stateless
 from torch.utils.data import get_worker_info
 
 from async_loader import DataLoader
+from async_loader.errors import ConfigError
 
 
 class Named:
@@ -149,7 +150,7 @@ def test_a_resumed_run_is_the_rest_of_the_first(name, epochs, at, threads):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:two workers began with the same batch")
+@pytest.mark.filterwarnings("ignore:more than .* batches have come")
 @pytest.mark.parametrize("at", [None, 1, 5, 10])
 @pytest.mark.parametrize("name", ["epochs", "its own iterator"])
 def test_so_it_is_with_worker_processes(name, at):
@@ -200,3 +201,31 @@ def test_a_stream_that_goes_on_repeats_no_random_numbers_of_an_earlier_batch(at)
         expected, got = ([numbers.tolist() for _, numbers in rest] for rest in (epoch, two))
     assert len(expected) == 6 - at
     assert got == expected
+
+
+KINDS = {
+    "shuffled": {"shuffle": True},
+    "sampler": {"sampler": list(range(20))},
+    "rolled over": {"last_batch": "roll_over"},
+}
+
+
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("one", KINDS)
+def test_a_state_of_another_kind_of_loader_is_refused(one, other):
+    state = DataLoader(list(range(20)), batch_size=8, **KINDS[one]).state_dict()
+    loader = DataLoader(list(range(20)), batch_size=8, **KINDS[other])
+    if one == other:
+        loader.load_state_dict(state)
+        return
+    with pytest.raises(ConfigError, match="another kind"):
+        loader.load_state_dict(state)
+    with pytest.raises(ConfigError, match="lacks batches, epoch"):
+        loader.load_state_dict({"version": state["version"], "seed": 1, "yielded": 0})
+
+
+def test_an_epoch_of_one_short_batch_is_followed_by_the_next():
+    one, two = (DataLoader(list(range(N)), N + 1, sampler=Sampler()) for _ in range(2))
+    list(one)
+    two.load_state_dict(one.state_dict())
+    assert [batch.tolist() for batch in two] == [batch.tolist() for batch in one]

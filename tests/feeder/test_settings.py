@@ -193,7 +193,6 @@ SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (2, 2), np.uint8), "hit": spac
     "spec",
     [
         Schema.of({"obs": ((4,), "float32"), "action": "int64"}),
-        [Field((4,), name="obs"), Field(dtype="int64", name="action")],
         {"obs": ((4,), "float32"), "action": "int64"},
         {"obs": Field((4,), next="next_obs"), "action": np.int64},
         {"obs": SPACE, "action": spaces.Discrete(3), "reward": np.zeros((), np.float32)},

@@ -22,7 +22,7 @@ def episode(steps: int, seed: int = 0, *, truncated: bool = False, nested: bool 
     obs = rng.normal(size=(steps + 1, 3)).astype(np.float32)
     ended = np.arange(steps) == steps - 1
     return {
-        "obs": {"place": obs, "pair": (obs[:, 0] * 2, obs[:, :2])} if nested else obs,
+        "obs": {"place": obs, "pair": {"a": obs[:, 0] * 2, "b": obs[:, :2]}} if nested else obs,
         "action": rng.integers(0, 5, steps),
         "reward": rng.normal(size=steps),
         "terminated": ended & (not truncated),
@@ -152,10 +152,8 @@ BAD = {
     "unequal": (changed(action=np.zeros(3, int)), None, "unequal length: .*'action': 3"),
     "short obs": (changed(obs=np.zeros((3, 3), "f4")), None, "unequal length: .*'obs': 3"),
     "other shape": (changed(obs=np.zeros((5, 2), "f4")), "obs", "nothing is broadcast"),
-    "nan": (changed(reward=np.array([0, 1, np.nan, 0])), "reward", "step 2 has nan"),
-    "inf": (changed(reward=np.array([0, np.inf, 0, 0])), "reward", "step 1 has inf"),
-    "object": (changed(action=np.array([None] * 4)), "action", "dtype object"),
-    "text": (changed(action=np.array(list("abcd"))), "action", "dtype <U1"),
+    "object": (changed(action=np.array([None] * 4)), "action", "is object, the schema"),
+    "text": (changed(action=np.array(list("abcd"))), "action", "is <U1, the schema"),
     "no end": (changed(terminated=np.zeros(4, bool)), "truncated", "missing_ends='truncate'"),
     "early end": (changed(terminated=np.array([0, 1, 0, 1])), "terminated", "step 1 of 4 ends"),
     "odd ends": (changed(terminated=np.array([0, 0, 0, 7])), "terminated", "beside 0 and 1"),
@@ -192,8 +190,8 @@ def test_a_feeders_table_is_filled_like_one_of_this_process():
     assert schema is not None
     with connect("embedded", tables={"replay": 100}) as client:
         table = client.table("replay")
-        with pytest.raises(BadData, match="episode 0, field 'reward'"):
-            from_episodes([changed(reward=np.full(4, np.nan))[1]], into=table)
+        with pytest.raises(BadData, match="episode 0, field 'truncated'"):
+            from_episodes([changed(terminated=np.zeros(4, bool))[1]], into=table)
         assert len(table) == 0
         from_episodes([episode(5), episode(3, 1, truncated=True)], into=table)
         assert same(table.get(np.arange(20)), rows(local))
@@ -221,5 +219,5 @@ def test_what_a_schema_leaves_out_may_be_anything(read, into, tmp_path):
             np.savez(tmp_path / f"{i}.npz", **{k.strip("/"): v for k, v in named.items()})
         table = from_npz(tmp_path, **options)
     assert len(table) == 7
-    with pytest.raises(BadData, match=r"obs.place.called'.*dtype object.*leave it out: a schema="):
+    with pytest.raises(BadData, match=r"obs.place.called'.*dtype object"):
         from_episodes(episodes)

@@ -213,3 +213,28 @@ def test_a_table_that_lacks_what_goals_need_says_why(fields, settings, message):
     schema = {name: field for name, field in {**FLAT, **fields}.items() if field is not None}
     with pytest.raises(errors.ConfigError, match=message):
         ReplayBuffer(100, schema, view=Hindsight(no_reward, **settings))
+
+
+def sixty_steps() -> ReplayBuffer:
+    goal = Field((), "int64", next="next_obs")
+    schema = {"obs": {"achieved_goal": goal, "desired_goal": goal}, "reward": "float32"}
+    buffer = ReplayBuffer(300, schema, seed=1)
+    for t in range(60):
+        buffer.add(obs={"achieved_goal": t, "desired_goal": -1}, reward=0.0)
+    return buffer
+
+
+def test_goals_of_a_source_without_a_seed_are_the_same_with_workers():
+    seen = []
+    for workers in (0, 2):
+        source = sixty_steps().source(view=Hindsight(no_reward, relabel_fraction=1.0))
+        with AsyncDataLoader(source, 8, num_workers=workers, seed=2) as loader:
+            seen.append(next(loader)["obs"]["desired_goal"].tolist())
+    assert seen[0] == seen[1]
+
+
+def test_views_made_anew_for_each_call_keep_few_readers():
+    buffer = sixty_steps()
+    for _ in range(40):
+        buffer.sample(4, view=Hindsight(lambda achieved, *_: np.zeros(len(achieved))))
+    assert len(buffer._out._read_plans) == len(buffer._out._idle) < 10

@@ -9,6 +9,7 @@ import pytest
 
 from async_loader import (
     Field,
+    Prioritized,
     ReplayBuffer,
     Sequences,
     Transitions,
@@ -97,3 +98,23 @@ def test_an_end_under_another_name_is_refused_where_steps_are_shown_with_others(
 @pytest.mark.parametrize("name", ["last_action", "weekend", "finality", "duration", "timeout"])
 def test_names_that_may_mean_something_else_are_taken(name: str):
     ReplayBuffer(10, {"x": "int64", name: "float32", "reward": "float32"}, view=Transitions(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda table: table.sample(1, view=["x"]), "give a view"),
+        (lambda table: table.source(rank="0", world_size=2), "rank is '0'"),
+        (lambda table: table.source(rank=0.5, world_size=2), "rank is 0.5"),
+    ],
+)
+def test_a_view_or_a_rank_that_is_none_is_refused(call: Any, said: str):
+    with pytest.raises(ConfigError, match=said):
+        call(ReplayBuffer(10, STEP))
+
+
+def test_a_closed_source_that_wanted_priorities_leaves_adding_as_it_was():
+    buffer = ReplayBuffer(10, STEP)
+    buffer.source(sampler=Prioritized(new_priority="given")).close()
+    buffer.add(obs=1.0, reward=0.0)
+    assert len(buffer) == 1

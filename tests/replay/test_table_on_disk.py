@@ -169,3 +169,10 @@ def test_a_table_four_times_larger_than_the_memory_limit_is_sampled(tmp_path, me
     nbytes, seen = map(int, done.stdout.split())
     assert nbytes > 4 * limit
     assert seen > 2000
+
+
+def test_compressed_values_on_a_disk_are_those_of_their_rows(tmp_path):
+    schema = {"x": Field((64,), "int64", codec="lz4")}
+    with ReplayBuffer(500, schema, disk=tmp_path) as buffer:
+        ids = buffer.extend(x=np.repeat(np.arange(400), 64).reshape(400, 64))
+        assert (buffer.get(ids[::-7])["x"][:, 3] == np.arange(400)[::-7]).all()

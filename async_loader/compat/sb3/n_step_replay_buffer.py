@@ -47,7 +47,7 @@ class NStepReplayBuffer(ReplayBuffer, _Theirs):  # type: ignore[misc]
 
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the n-step returns from these positions on, of environments that are drawn."""
-        placed, count = self._placed, len(batch_inds)
+        placed, count = self._steps, len(batch_inds)
         first = self._drawn(batch_inds)
         steps = np.arange(self.n_steps)
         positions = (batch_inds[:, None] + steps) % self.buffer_size

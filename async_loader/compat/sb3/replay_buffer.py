@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from async_loader.compat.sb3 import transitions
-from async_loader.compat.sb3.steps import LinkedSteps, PlacedSteps
+from async_loader.compat.sb3.steps import Steps
 from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
-
-_SEEDS = 2**31 - 1
 
 
 class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
@@ -33,10 +31,8 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
         Of the tensors; "auto": a GPU if there is one.
     n_envs : int
     optimize_memory_usage : bool
-        Whether observations are stored once, also with ``handle_timeout_termination``. Every
-        transition is the one that was added; it can be drawn from the next `add` on. The
-        observation after an episode's last step takes the room of a transition. Draws have random
-        numbers of their own, seeded by NumPy's.
+        Whether observations are stored once, not with ``handle_timeout_termination``: the
+        observation after a step is the one of the next call, as there.
     handle_timeout_termination : bool
         Whether ``dones`` are 0 where ``infos`` say ``TimeLimit.truncated``.
 
@@ -56,6 +52,8 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
     ------
     OutOfMemory
         If a full buffer would not fit into the free memory.
+    ValueError
+        For ``optimize_memory_usage`` with ``handle_timeout_termination``.
     """
 
     pos: int
@@ -76,6 +74,11 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
             buffer_size, observation_space, action_space, device, n_envs=n_envs
         )
         self.buffer_size = max(buffer_size // n_envs, 1)
+        if optimize_memory_usage and handle_timeout_termination:
+            raise ValueError(
+                "optimize_memory_usage=True keeps no observation after a time limit: say "
+                "handle_timeout_termination=False, or leave optimize_memory_usage out"
+            )
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
         self._begin()
@@ -87,21 +90,9 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
             self.n_envs,
             self.action_dim,
             self._maybe_cast_dtype(self.action_space.dtype),
+            self.optimize_memory_usage,
         )
-        self._steps: PlacedSteps | LinkedSteps
-        if self.optimize_memory_usage:
-            seed = int(np.random.randint(_SEEDS)) if saved is None else None
-            self._steps = LinkedSteps(self.buffer_size, self._form, seed, saved)
-        else:
-            self._steps = PlacedSteps(self.buffer_size, self._form, saved)
-
-    @property
-    def _placed(self) -> PlacedSteps:
-        if isinstance(self._steps, LinkedSteps):
-            raise NotImplementedError(
-                "with optimize_memory_usage=True transitions have no positions: use sample()"
-            )
-        return self._steps
+        self._steps = Steps(self.buffer_size, self._form, saved)
 
     @property
     def table(self) -> Table:
@@ -133,41 +124,22 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
         else:
             flat = self._form.flat
             values = *flat(obs), *flat(next_obs), action, reward, done
-        self._steps.add(values, timeouts, self.pos)
+        self._steps.add(values, timeouts)
         self.pos += 1
         if self.pos == self.buffer_size:
             self.full = True
             self.pos = 0
 
-    def sample(self, batch_size: int, env: Any = None) -> Any:
-        """Draw transitions uniformly, with replacement.
-
-        Parameters
-        ----------
-        batch_size : int
-        env : VecNormalize, optional
-            Normalises observations and rewards.
-
-        Returns
-        -------
-        ReplayBufferSamples
-            Of the version that is installed, with new tensors on `device`.
-        """
-        if isinstance(self._steps, LinkedSteps):
-            return self._samples(self._steps.draw(batch_size), env)
-        most = self.buffer_size if self.full else self.pos
-        return self._get_samples(np.random.randint(0, most, size=batch_size), env=env)
-
     def _get_samples(self, batch_inds: Ids, env: Any = None) -> Any:
         """Return the transitions at these positions, of environments that are drawn."""
-        return self._samples(self._placed.at(self._drawn(batch_inds)), env)
+        return self._samples(self._steps.at(self._drawn(batch_inds)), env)
 
     def _drawn(self, batch_inds: Ids) -> Ids:
         """Draw an environment for each position. Return the transitions' ids."""
         if self.n_envs == 1:  # randint(0, 1) uses no random number
-            return self._placed.ids(batch_inds, 0, self.pos)
+            return self._steps.ids(batch_inds, 0, self.pos)
         drawn = np.random.randint(0, high=self.n_envs, size=len(batch_inds))
-        return self._placed.ids(batch_inds, drawn, self.pos)
+        return self._steps.ids(batch_inds, drawn, self.pos)
 
     def _samples(
         self,
@@ -211,7 +183,7 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
     def reset(self) -> None:
         """Remove all transitions."""
         super().reset()
-        self._steps.clear()
+        self.table.clear()
 
     def close(self) -> None:
         """Close the table. A buffer need not be closed: its memory goes with its last reference."""
@@ -276,11 +248,10 @@ class ReplayBuffer(transitions.buffers.ReplayBuffer):  # type: ignore[misc]
 
     def _end_newest(self, place: Any, value: Any) -> bool:
         """End all episodes at their newest transitions, if that is what setting ``dones`` says."""
-        assert isinstance(self._steps, LinkedSteps)
         newest = (self.pos - 1) % self.buffer_size
         if not isinstance(place, int) or place != newest or not np.all(value):
             return False
-        self._steps.end(np.ones(self.n_envs, np.bool_))
+        self._steps.end()
         return True
 
     # -- pickles -----------------------------------------------------------------------------------
@@ -320,8 +291,8 @@ def _read_only(copied: Array) -> Array:
 class DictReplayBuffer(ReplayBuffer, transitions.buffers.DictReplayBuffer):  # type: ignore[misc]
     """As ``stable_baselines3.common.buffers.DictReplayBuffer``: observations are dicts of arrays.
 
-    Parameters and attributes are those of `ReplayBuffer`, also ``optimize_memory_usage``, which the
-    original refuses; ``observations`` and ``next_observations`` are read-only mappings, and
+    Parameters and attributes are those of `ReplayBuffer`, without ``optimize_memory_usage``, which
+    the original refuses too; ``observations`` and ``next_observations`` are read-only mappings, and
     `sample` returns ``DictReplayBufferSamples``.
     """
 
@@ -329,4 +300,7 @@ class DictReplayBuffer(ReplayBuffer, transitions.buffers.DictReplayBuffer):  # t
         super().__init__(*args, **kwargs)
         assert isinstance(self.obs_shape, dict), (
             "DictReplayBuffer must be used with Dict obs space only"
+        )
+        assert not self.optimize_memory_usage, (
+            "DictReplayBuffer does not support optimize_memory_usage"
         )

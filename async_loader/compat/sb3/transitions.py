@@ -47,6 +47,8 @@ class TransitionFormat:
     n_envs : int
     action_dim : int
     action_dtype : dtype
+    once : bool, an attribute too
+        Observations are stored once: the one that follows is that of the next step.
 
     Attributes
     ----------
@@ -65,7 +67,9 @@ class TransitionFormat:
         n_envs: int,
         action_dim: int,
         action_dtype: Any,
+        once: bool,
     ) -> None:
+        self.once = once
         self.keys = tuple(shapes) if isinstance(shapes, Mapping) else None
         spaces = [observation_space[key] for key in self.keys or ()] or [observation_space]
         each = list(shapes.values()) if isinstance(shapes, Mapping) else [shapes]
@@ -76,19 +80,12 @@ class TransitionFormat:
         self.obs_dtypes = [np.dtype(space.dtype) for space in spaces]
         self.action_shape, self.action_dtype = (action_dim,), np.dtype(action_dtype)
 
-    def schema(self, linked: bool) -> dict[str, Any]:
-        """Return the schema of a step: with the observation after it, or with a link to it."""
-        obs = self.nested(
-            [
-                Field(shape, dtype, next="next_obs" if linked else None)
-                for shape, dtype in zip(self.obs_shapes, self.obs_dtypes, strict=True)
-            ]
-        )
-        step = {"obs": obs}
-        if not linked:
-            step["next_obs"] = obs
+    def schema(self) -> dict[str, Any]:
+        """Return the schema of a step."""
+        obs = self.nested(list(map(Field, self.obs_shapes, self.obs_dtypes)))
         return {
-            **step,
+            "obs": obs,
+            **({} if self.once else {"next_obs": obs}),
             "action": Field(self.action_shape, self.action_dtype),
             "reward": "float32",
             "terminated": "bool",

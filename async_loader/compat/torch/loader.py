@@ -30,7 +30,7 @@ from async_loader.dataset.dataset_work import (
     epoch_of,
     gather_workers,
 )
-from async_loader.dataset.epoch import Epoch, EpochProgress, ShareCheck, can_pin, pinned
+from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batches, pinned
 from async_loader.errors import Timeout, WorkerDied
 from async_loader.name_hints import describe
 from async_loader.pipeline.engine import Engine
@@ -102,18 +102,8 @@ class DataLoader(torch_data.DataLoader[T_co]):
         if not batches.in_range:
             return None
         seed = self._base_seed({})
-        tasks = self._of_same_length(batches.epoch(0, 0), len(columns))
+        tasks = batches.epoch(0, 0)
         return GatherPass(columns, tasks, partial(len, self), seed, self.num_workers)
-
-    def _of_same_length(self, tasks: Iterator[Any], count: int) -> Iterator[Any]:
-        """The tasks, whose first one is drawn when the first batch is asked for."""
-        now = len(self.dataset)  # type: ignore[arg-type]
-        if now != count:
-            raise RuntimeError(
-                f"the dataset had {count:,} samples when this pass began, and has {now:,} now: "
-                "call iter() again"
-            )
-        yield from tasks
 
     def _base_seed(self, start: dict[str, Any]) -> int:
         """Return the seeds of a pass's workers."""
@@ -243,12 +233,11 @@ class Pass(Iterator[Any]):
         how["timeout_s"] = float(loader.timeout) if loader.timeout else None
         if ahead:
             how["transfer"] = pool.pinning(pinned)
-        check = None
+        most = None
         if loader._iterable:
             iteration = pool.streams(turn=epoch_progress.turn, **how)
             sized = None if loader._IterableDataset_len_called is None else batches
-            size, in_order = loader.batch_size, loader.in_order
-            check = ShareCheck(loader.dataset, sized, size, pool.streaming, in_order=in_order)
+            most = most_batches(sized, loader.batch_size, pool.streaming)
         else:
             first = epoch_progress.first
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
@@ -259,7 +248,7 @@ class Pass(Iterator[Any]):
             0,
             epoch_progress,
             pinned if pin and not ahead else None,
-            check=check,
+            most=most,
         )
 
     def __iter__(self) -> Pass:

@@ -8,7 +8,6 @@ the number of workers must match, which ``iter`` checks (AssertionError).
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -17,10 +16,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, RandomSampler
 from async_loader.compat.torch.loader import DataLoader, Pass, T_co
 from async_loader.compat.torch.order import Shuffled, is_known
 from async_loader.dataset.batch_order import Batches, generator_state, set_generator
-from async_loader.dataset.bookmarks import stated
 from async_loader.dataset.epoch import EpochProgress
-
-log = logging.getLogger("async_loader")
 
 _VERSION = 2
 
@@ -88,7 +84,6 @@ class StatefulDataLoader(DataLoader[T_co]):
                     "num_workers must match"
                 )
                 raise AssertionError(text)
-            self._warn_of_passing_over(start)
         return super()._begin(start)
 
     def _drawn(self, batches: Batches, first: int, start: dict[str, Any]) -> tuple[int, Any]:
@@ -117,16 +112,6 @@ class StatefulDataLoader(DataLoader[T_co]):
             return None
         # other workers begin with this process's dataset
         return latest.epoch.progress if self.persistent_workers or not self.num_workers else None
-
-    def _warn_of_passing_over(self, start: dict[str, Any]) -> None:
-        given = 0 if start.get("finished") else start["yielded"]
-        if self._iterable and given and not stated(EpochProgress(start).marks.values()):
-            log.warning(
-                "neither the dataset nor its iterator has state_dict and load_state_dict: %d "
-                "batches are made and dropped to resume after them. Give one of the two a state to "
-                "avoid this",
-                given,
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest pass.

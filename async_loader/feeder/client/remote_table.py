@@ -212,7 +212,7 @@ class RemoteTable(TableMethods, Generic[S]):
         ------
         ConfigError, Unsupported
         """
-        if not 0 <= rank < world_size:
+        if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
             raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
         limit = seconds_or_none("timeout_s", timeout_s)
         wanted = OpenReader(

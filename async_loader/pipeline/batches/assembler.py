@@ -46,11 +46,6 @@ class ChunkAssembler:
         Rows per chunk of a plan.
     whole : bool
         Plans are never cut: a collate_fn or a transform wants to see the whole batch.
-
-    Attributes
-    ----------
-    main : MainModule | None
-        As the first workers know it.
     """
 
     def __init__(
@@ -67,7 +62,6 @@ class ChunkAssembler:
         self._collator = collator
         self._chunk_size = chunk_size
         self._whole = whole
-        self.main: codec.MainModule | None = None
         self._schema: Schema | None = None
 
     # -- before ------------------------------------------------------------------------------------
@@ -120,10 +114,10 @@ class ChunkAssembler:
             index = plan.index[start:stop]
             return Chunk(job, spec, "rows", number, start, stop, codec.encode(index))
         calls = plan.calls[start:stop]
-        payload, by_value = _encode_calls(calls, start), False
-        if self.main is not None and self.main.changed_for(payload):
-            payload, by_value = codec.encode(list(calls), by_value=True), True
-        return Chunk(job, spec, "jobs", number, start, stop, payload, calls, by_value)
+        payload = _encode_calls(calls, start)
+        if codec.of_session(payload):
+            payload = codec.encode(list(calls), by_value=True)
+        return Chunk(job, spec, "jobs", number, start, stop, payload, task=calls)
 
     # -- after -------------------------------------------------------------------------------------
 

@@ -10,8 +10,7 @@ next. Where the consumer has changed to another stream since, that one first wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -21,7 +20,6 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import nearest
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.schema import Schema
 
 Pairs: TypeAlias = list[tuple[Any, Any]]
 
@@ -65,49 +63,8 @@ class HostWriter:
             tensors.copy_on_cpu(target, values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """A tensor of the caller's.
-
-    Attributes
-    ----------
-    label : str
-        As in ``into[0]['obs']['pixels']``.
-    """
-
-    label: str
-    array: Any
-    shape: tuple[int, ...]
-    dtype: Any
-    writer: BufferWriter
-
-    def check(self, value: Any) -> None:
-        """Raise SchemaError unless a batch's field fits. ``value`` may be an `_Expected` one."""
-        if getattr(value, "shape", None) == self.shape and value.dtype == self.dtype:
-            return
-        if type(value) is not _Expected and not hasattr(value, "data_ptr"):
-            raise SchemaError(
-                f"{self.label} is a tensor, and the batch has {_said(value)} there: leave the "
-                "field out of into=, then it is delivered beside"
-            )
-        shape, kind, own = list(value.shape), _kind(value.dtype), _kind(self.dtype)
-        if shape != list(self.shape) or kind != own:
-            device = "" if type(self.writer) is HostWriter else f", device={str(self.writer)!r}"
-            raise SchemaError(
-                f"{self.label} is {list(self.shape)} {own}, and the batch has {shape} {kind} "
-                f"there: make it torch.empty({shape}, dtype=torch.{kind}{device})"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A field of a batch that is not drawn yet."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-Targets: TypeAlias = Target | dict[Any, "Targets"] | list["Targets"]
+Path: TypeAlias = tuple[Any, ...]
+"""The keys that lead to a field of a nested batch."""
 
 
 class OutputBuffers:
@@ -144,45 +101,42 @@ class OutputBuffers:
                 f"into= is {_said(into) if dicts else 'empty'}: give a dict of tensors "
                 "[batch_size, ...], or a list of such dicts, which are used in turn"
             )
-        self._buffers = [
-            self._plan(one, None, f"into[{number}]" if several else "into")
-            for number, one in enumerate(dicts)
-        ]
-        _refuse_same_memory(target for buffer in self._buffers for target in _leaves(buffer))
+        self._buffers: list[dict[Path, Any]] = [{} for _ in dicts]
+        self._labels = [f"into[{n}]" if several else "into" for n in range(len(dicts))]
+        known: dict[int, str] = {}
+        for number, one in enumerate(dicts):
+            self._plan(one, (), number, known)
         # what made the tensors may still be at work on this stream
         self._streams = [self._writer.current()] * len(self._buffers)
 
-    def _plan(self, value: Any, top: object, label: str) -> Targets:
-        """The targets of a part of a dict; ``top`` is the key of a top-level field."""
-        if not isinstance(value, Mapping | list | tuple):
-            writer = self._host if top in self._host_fields else self._writer
-            _refuse_unfit(value, label, writer)
-            return Target(label, value, tuple(value.shape), value.dtype, writer)
-        items: Mapping[Any, Any] = value if isinstance(value, Mapping) else dict(enumerate(value))
-        made = {
-            key: self._plan(one, key if top is None else (), f"{label}[{key!r}]")
-            for key, one in items.items()
-        }
-        if not made:
-            raise ConfigError(f"{label} is empty: give tensors [batch_size, ...] by field")
-        return made if isinstance(value, Mapping) else list(made.values())
+    def _plan(self, value: Any, path: Path, number: int, known: dict[int, str]) -> None:
+        """Note the tensors of a part of a dict; ``known``: where which memory is."""
+        label = self._label(number, path)
+        if isinstance(value, Mapping):
+            if not value:
+                raise ConfigError(f"{label} is empty: give tensors [batch_size, ...] by field")
+            for key, one in value.items():
+                self._plan(one, (*path, key), number, known)
+            return
+        _refuse_unfit(value, label, self._writer_of(path))
+        self._buffers[number][path] = value
+        other = known.setdefault(value.data_ptr(), label) if all(value.shape) else label
+        if other != label:
+            raise ConfigError(
+                f"{other} and {label} are the same memory: one would overwrite the other; give "
+                "each a memory of its own, such as torch.empty_like(tensor)"
+            )
 
-    def check(self, schema: Schema, rows: int) -> None:
-        """Raise ConfigError unless batches of ``rows`` rows of this schema fit."""
-        fields = [_Expected((rows, *f.shape), f.dtype) for f in schema.fields]
-        try:
-            for buffer in self._buffers:
-                self._match(schema.rebuild(fields), buffer, [])
-        except SchemaError as error:
-            raise ConfigError(*error.args) from None
+    def _label(self, number: int, path: Path) -> str:
+        return self._labels[number] + "".join(f"[{key!r}]" for key in path)
+
+    def _writer_of(self, path: Path) -> BufferWriter:
+        return self._host if len(path) == 1 and path[0] in self._host_fields else self._writer
 
     def covers(self, layout: BatchLayout) -> bool:
         """Whether the caller gave a tensor for each field that goes to the device."""
         names = {one.name for one in layout.regions}.difference(self._host_fields)
-        return all(
-            isinstance(given, dict) and all(type(given.get(name)) is Target for name in names)
-            for given in self._buffers
-        )
+        return all((name,) in given for given in self._buffers for name in names)
 
     def fill(self, batch: Any, number: int) -> Any:
         """Copy a batch into the buffer whose turn it is. May be repeated with the same number.
@@ -205,46 +159,59 @@ class OutputBuffers:
             The batch does not fit. Nothing was written then.
         """
         turn = number % len(self._buffers)
-        pairs: list[tuple[Target, Any]] = []
-        made = self._match(batch, self._buffers[turn], pairs)
+        pairs: dict[Path, Any] = {}
+        made = self._match(batch, (), turn, pairs)
+        targets = self._buffers[turn]
+        for path in targets.keys() - pairs.keys():
+            remedy = nearest(str(path[-1]), map(str, batch)).replace("it takes", "it has")
+            raise SchemaError(f"{self._label(turn, path)}: the batch has none: {remedy}")
         writer = self._writer
         stream, former = writer.current(), self._streams[turn]
         if stream != former:
             writer.follow(former)
             self._streams[turn] = stream
-        for one in {target.writer for target, _ in pairs}:
-            one.write([(target.array, values) for target, values in pairs if target.writer is one])
+        for one in {writer, self._host}:
+            those = [(targets[p], v) for p, v in pairs.items() if self._writer_of(p) is one]
+            one.write(those)
         return made
 
-    def _match(self, value: Any, buffer: Targets, pairs: list[tuple[Target, Any]]) -> Any:
-        """What is returned of ``value``; ``pairs`` gets what is to be copied."""
-        if isinstance(buffer, Target):
-            buffer.check(value)
-            pairs.append((buffer, value))
-            return buffer.array
-        kinds = Mapping if isinstance(buffer, dict) else (list, tuple)
-        if not isinstance(value, kinds) or (isinstance(buffer, list) and len(value) != len(buffer)):
+    def _match(self, value: Any, path: Path, turn: int, pairs: dict[Path, Any]) -> Any:
+        """Return what is handed out of ``value``; ``pairs`` gets what is to be copied."""
+        target = self._buffers[turn].get(path)
+        if target is not None:
+            _check(value, target, self._label(turn, path), self._writer_of(path))
+            pairs[path] = value
+            return target
+        if isinstance(value, Mapping):
+            return {key: self._match(v, (*path, key), turn, pairs) for key, v in value.items()}
+        if not path:
             raise SchemaError(
-                f"{_label(buffer)} has no counterpart in the batch, which has {_said(value)} "
-                "there: nest into= as the batch is; a batch that is no dict, as a collate_fn may "
-                "return, cannot be delivered into tensors"
+                f"the batch is {_said(value)}: what is no dict, as a collate_fn may return, "
+                "cannot be delivered into tensors"
             )
-        if isinstance(buffer, list):
-            return [self._match(v, b, pairs) for v, b in zip(value, buffer, strict=True)]
-        assert isinstance(value, Mapping)
-        for key in buffer:
-            if key not in value:
-                remedy = nearest(str(key), map(str, value)).replace("it takes", "it has")
-                raise SchemaError(f"{_label(buffer[key])}: the batch has no {key!r}: {remedy}")
-        made = {}
-        for key, item in value.items():
-            if key in buffer:
-                made[key] = self._match(item, buffer[key], pairs)
-            else:
-                host = self._writer is self._host and not is_ignored(key)
-                # on memory of its own, so that the batch's slot is free
-                made[key] = tree.transform(item, tensors.copied) if host else item
-        return made
+        if self._writer is not self._host or any(map(is_ignored, path)):
+            return value
+        # on memory of its own, so that the batch's slot is free
+        return tree.transform(value, tensors.copied)
+
+
+def _check(value: Any, target: Any, label: str, writer: BufferWriter) -> None:
+    """Raise SchemaError unless a field of a batch fits a tensor."""
+    if getattr(value, "shape", None) == target.shape and value.dtype == target.dtype:
+        return
+    if not hasattr(value, "data_ptr"):
+        raise SchemaError(
+            f"{label} is a tensor, and the batch has {_said(value)} there: leave the field out of "
+            "into=, then it is delivered beside"
+        )
+    shape, kind, own = list(value.shape), _kind(value.dtype), _kind(target.dtype)
+    if (shape, kind) == (list(target.shape), own):  # from the host, of a backend's own arrays
+        return
+    device = "" if type(writer) is HostWriter else f", device={str(writer)!r}"
+    raise SchemaError(
+        f"{label} is {list(target.shape)} {own}, and the batch has {shape} {kind} "
+        f"there: make it torch.empty({shape}, dtype=torch.{kind}{device})"
+    )
 
 
 def _refuse_unfit(value: Any, label: str, writer: BufferWriter) -> None:
@@ -263,37 +230,12 @@ def _refuse_unfit(value: Any, label: str, writer: BufferWriter) -> None:
         raise ConfigError(f"{label} is {given}, and this field is delivered on {writer}: {remedy}")
 
 
-def _refuse_same_memory(targets: Iterator[Target]) -> None:
-    known: dict[int, str] = {}
-    for target in targets:
-        if not all(target.shape):
-            continue
-        other = known.setdefault(target.array.data_ptr(), target.label)
-        if other != target.label:
-            raise ConfigError(
-                f"{other} and {target.label} are the same memory: one would overwrite the other; "
-                "give each a memory of its own, such as torch.empty_like(tensor)"
-            )
-
-
-def _leaves(buffer: Targets) -> Iterator[Target]:
-    if isinstance(buffer, Target):
-        yield buffer
-        return
-    for below in buffer.values() if isinstance(buffer, dict) else buffer:
-        yield from _leaves(below)
-
-
-def _label(buffer: Targets) -> str:
-    return next(_leaves(buffer)).label
-
-
 def _kind(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 def _said(value: object) -> str:
-    if isinstance(value, np.ndarray | _Expected):
+    if isinstance(value, np.ndarray):
         return f"an array of {value.dtype}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

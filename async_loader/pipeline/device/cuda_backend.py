@@ -273,8 +273,8 @@ def backend_for(device: Any) -> DeviceBackend:
     """
     if isinstance(device, DeviceBackend):
         return device
-    if device in BY_NAME:
-        return BY_NAME[device]()
+    if str(device) in BY_NAME:
+        return BY_NAME[str(device)]()
     import torch
 
     try:

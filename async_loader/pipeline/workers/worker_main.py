@@ -132,12 +132,7 @@ class Worker:
         task = TaskRecord(*record.message[1])
         began = time.perf_counter()
         try:
-            what = codec.decode(record.payload, fds=record.fds)
-        except BaseException as error:  # its descriptors are closed by then, see codec.decode
-            self._answer(task, began, "unreadable", report(error))
-            return
-        try:
-            kind, payload = self._do(task, what)
+            kind, payload = self._do(task, codec.decode(record.payload, fds=record.fds))
         except BaseException as error:  # data for the consumer: it is raised there, never here
             if isinstance(error, Closed) and self._ending.is_set():
                 return  # cut short, see `while_open`: there is nothing to answer

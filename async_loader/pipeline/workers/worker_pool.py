@@ -20,10 +20,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
-from async_loader.errors import AsyncLoaderError, Broken, CannotSend, WorkerDied
+from async_loader.errors import AsyncLoaderError, Broken, WorkerDied
 from async_loader.lifecycle import Deadline, EndFlag, join, readable
 from async_loader.name_hints import describe
-from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Failure, StreamEnd
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.job_queue import Chunk, JobQueue
@@ -270,12 +269,9 @@ class WorkerPool:
         self.busy_s += busy_s
         if chunk is None or chunk.job.over:
             return
-        if kind in ("unreadable", "error"):
+        if kind == "error":
             error = from_report(record.payload, f"{handle}, {_what(chunk)}")
-            if kind == "unreadable" and chunk.calls is not None and not chunk.by_value:
-                self._resend(chunk, chunk.calls)
-            else:
-                chunk.job.finish(Failure(error))
+            chunk.job.finish(Failure(error))
         else:
             try:
                 self._complete(chunk, kind, handle.number, record, where)
@@ -298,17 +294,6 @@ class WorkerPool:
             job.buffer = None
             self.meter.batches += 1  # before the batch can be taken, and the count be read
             job.finish(outcome)
-
-    def _resend(self, chunk: Chunk, calls: Sequence[Callable[[], Any]]) -> None:
-        """The worker could not resolve something, as a rule a function defined after it started:
-        send it by value.
-        """
-        try:
-            chunk.payload, chunk.by_value = codec.encode(list(calls), by_value=True), True
-        except CannotSend as refused:
-            chunk.job.finish(Failure(refused))
-        else:
-            self.jobs.appendleft(chunk)
 
     # -- births and deaths -------------------------------------------------------------------------
 
@@ -391,7 +376,7 @@ def _what(chunk: Chunk) -> str:
     if chunk.kind in ("work", "stream"):
         return f"batch {chunk.job.seq}"
     rows = f"rows {chunk.start} to {chunk.stop} of batch {chunk.job.seq}"
-    return rows if not chunk.calls else f"{rows}, beginning with {describe(chunk.calls[0])}"
+    return rows if not chunk.task else f"{rows}, beginning with {describe(chunk.task[0])}"
 
 
 def how(exitcode: int | None) -> str:

@@ -103,8 +103,8 @@ class CompressedValues:
         begins, counts = places[first, 0], places[first, 1]
         starts = np.cumsum(counts) - counts
         if self._storage.on_disk:
-            first = self._offset + begins % self._size
-            self._storage.bring_in(first, first + counts)
+            at = self._offset + begins % self._size
+            self._storage.bring_in(at, at + counts)
         scratch = np.empty(int(counts.sum()), np.uint8)
         floor = self._k.take_values(
             self._ring, self._size, self._floor, begins, counts, scratch.ctypes.data, starts

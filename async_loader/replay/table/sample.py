@@ -25,10 +25,11 @@ from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.table_state import TableState
-from async_loader.replay.views import Sequences, View, ragged, within
+from async_loader.replay.views import Sequences, View, checked_view, ragged, within
 from async_loader.shm.segment import check_fits
 from async_loader.source import Window
 
+_KEPT_PLANS = 8
 _MUCH = 64 << 20  # bytes of a batch, from which on its memory is checked first
 
 
@@ -60,8 +61,7 @@ class TableSampler:
         view that the table can never show; then nothing is changed.
         """
         table_state = self._table_state
-        if view is None:
-            view = table_state.view
+        view = table_state.view if view is None else checked_view(view)
         key = (view, sampler is not None and sampler.weighted)
         known = self._read_plans.get(key)
         if known is not None:
@@ -74,6 +74,9 @@ class TableSampler:
         with table_state.lock:
             table_state.catch_up()
             table_state.look_ahead(read_plan)
+            if len(self._read_plans) == _KEPT_PLANS:  # of views made anew for each call
+                oldest = self._read_plans.pop(next(iter(self._read_plans)))
+                self._idle.pop(id(oldest), None)
             self._idle[id(read_plan)] = []
             return self._read_plans.setdefault(key, read_plan)
 
@@ -120,7 +123,7 @@ class TableSampler:
             )
         sampler = drawing_sampler(table_state, sampler, view)
         read_plan = self.read_plan(view, sampler)
-        readers = self._idle[id(read_plan)]
+        readers = self._idle.get(id(read_plan), [])
         try:
             reader = readers.pop()
         except IndexError:

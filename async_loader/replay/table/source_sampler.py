@@ -224,7 +224,7 @@ def sampler_for(
 
     ``masses``: it gives masses in place of weights, see `Seeded`.
     """
-    if not 0 <= rank < world_size:
+    if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
     words = None if seed is None else [rank, world_size, whole_seed(seed)]
     shared: Any = table_state.sampler

@@ -132,6 +132,7 @@ class TableAccess:
         self.prioritized = any(
             one.prioritized and one not in leaving for one in tuple(self.table.prioritized)
         )
+        self.needs_priority &= self.prioritized
 
     @property
     def ready(self) -> bool:
