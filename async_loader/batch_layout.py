@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ class Region:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchLayout:
     """Regions for every leaf of a batch within `nbytes` bytes.
 
@@ -62,7 +63,22 @@ class BatchLayout:
 
     def views(self, root: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
         """Return one array per region on the memory of ``root``; each keeps ``root`` alive."""
-        return [np.ndarray(r.shape, r.dtype, root, r.offset) for r in self.regions]
+        if self.nbytes >= 1 << 31:  # more than a record can have
+            return [np.ndarray(r.shape, r.dtype, root, r.offset) for r in self.regions]
+        record, names = self._record
+        whole = np.ndarray((), record, root)
+        return [whole[name] for name in names]
+
+    @cached_property
+    def _record(self) -> tuple[np.dtype[Any], list[str]]:
+        """Fields of one record are arrays at half the cost of arrays by themselves."""
+        names = [str(i) for i in range(len(self.regions))]
+        formats = [(one.dtype, one.shape) for one in self.regions]
+        offsets = [one.offset for one in self.regions]
+        described: Any = {
+            "names": names, "formats": formats, "offsets": offsets, "itemsize": self.nbytes,
+        }  # fmt: skip
+        return np.dtype(described), names
 
     def window(self, root: npt.NDArray[np.uint8], start: int, stop: int) -> Window:
         """Return rows ``start`` to ``stop`` of every field."""

@@ -185,7 +185,7 @@ def cluster_drain(
     from async_loader.scale import commands
 
     ended = commands.operator(config, ray, as_json).drain(shard, timeout_s, discard=discard)
-    commands.show_drained(ended, as_json)
+    commands.as_line(ended) if as_json else commands.show_ended([ended])
 
 
 @cluster.command("restart")
@@ -216,4 +216,4 @@ def cluster_down(
     from async_loader.scale import commands
 
     ended = commands.operator(config, ray, as_json).down(timeout_s)
-    commands.show_ended(ended, as_json)
+    commands.as_line({"shards": ended}) if as_json else commands.show_ended(ended)

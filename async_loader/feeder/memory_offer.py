@@ -1,5 +1,5 @@
 """Rows in shared memory on one host: a client owns it. The server writes a learner's batches into
-it, and reads an actor's rows from it. Weights are in memory of the server, which clients map.
+it, and reads an actor's rows from it.
 
 ::
 
@@ -31,22 +31,18 @@ server.
 from __future__ import annotations
 
 import fcntl
-import mmap
 import os
 import socket
 import stat
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
-from async_loader.feeder.wire.codes import U32, U64, Id, Name
+from async_loader.feeder.wire.codes import U32, U64
 from async_loader.lifecycle import readable
 
-SHARED_FROM = 1 << 20
-"""Bytes of weights from which on they are shared: fewer are sent sooner than mapped."""
 TEXT_BYTES = 512
 ANSWER_S = 1.0
 """How long a client waits for the answer to an offer: a server gives it within milliseconds, unless
@@ -72,7 +68,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
 
     def send(self, path: str, fd: int) -> None:
         """Offer the memory ``fd`` to the server that listens at ``path``. Raises as `request`."""
-        request(path, self, [fd], ANSWER_S)
+        request(path, self, fd, ANSWER_S)
 
     def check(self, fd: int) -> None:
         """Raise Malformed unless the descriptor is sealed memory of that size."""
@@ -92,20 +88,10 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
             )
 
 
-class WeightsRequest(msgspec.Struct, frozen=True, array_like=True, tag="weights"):
-    """A version of weights that a session wants to map."""
-
-    session: U64
-    name: Name
-    version: U64
-    run: Id
+_decoder = msgspec.msgpack.Decoder(Offer)
 
 
-Record = Offer | WeightsRequest
-_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
-
-
-def read_record(record: bytes) -> Record:
+def read_record(record: bytes) -> Offer:
     """Decode what a client has sent. Raises Malformed."""
     try:
         return _decoder.decode(record)
@@ -113,8 +99,8 @@ def read_record(record: bytes) -> Record:
         raise Malformed(f"an offer of memory cannot be read: {error}") from None
 
 
-def request(path: str, record: Record, fds: Sequence[int], timeout_s: float) -> list[int]:
-    """Send a record to a server's memory socket; return the descriptors of its answer.
+def request(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
+    """Send an offer and its memory to a server's memory socket; return when it has taken it.
 
     Raises
     ------
@@ -139,9 +125,9 @@ def request(path: str, record: Record, fds: Sequence[int], timeout_s: float) -> 
                 f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
             ) from None
         try:
-            socket.send_fds(channel, [msgspec.msgpack.encode(record)], fds)
+            socket.send_fds(channel, [msgspec.msgpack.encode(offer)], [fd])
             heard = readable([channel.fileno()], timeout_s)
-            answer, given = socket.recv_fds(channel, TEXT_BYTES, 8)[:2] if heard else (b"", [])
+            answer = channel.recv(TEXT_BYTES) if heard else b""
         except OSError as error:
             raise Broken(f"the server went away while memory was shared: {error}") from None
     if not heard:
@@ -149,31 +135,10 @@ def request(path: str, record: Record, fds: Sequence[int], timeout_s: float) -> 
             f"the feeder has not answered at its memory socket {path} for {timeout_s:g} s: it is "
             "stopped, or out of file descriptors"
         )
-    if answer == b"\0":
-        return given
-    for fd in given:
-        os.close(fd)
     if not answer:
         raise Broken("the server went away while memory was shared")
-    raise Malformed(answer[1:].decode("utf-8", "replace"))
-
-
-def map_weights(path: str, wanted: WeightsRequest, nbytes: int, timeout_s: float) -> mmap.mmap:
-    """Map a server's weights privately: pages that are not written to are shared by all clients.
-
-    Raises as `request`. The server never changes a version that is whole.
-    """
-    fds = request(path, wanted, [], timeout_s)
-    try:
-        if len(fds) != 1 or (found := os.fstat(fds[0]).st_size) != nbytes:
-            text = f"{len(fds)} descriptors" if len(fds) != 1 else f"{found} bytes"
-            raise Broken(f"weights in shared memory came as {text}, they have {nbytes} bytes")
-        return mmap.mmap(
-            fds[0], nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
-        )
-    finally:
-        for fd in fds:
-            os.close(fd)
+    if answer != b"\0":
+        raise Malformed(answer[1:].decode("utf-8", "replace"))
 
 
 def answered(reason: str | None) -> bytes:

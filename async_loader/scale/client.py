@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
-from async_loader.feeder.client.client import Client
+from async_loader.feeder.client.client import Client, ClosedAtExit
 from async_loader.feeder.client.stats import ClientStats
-from async_loader.feeder.client.weights import Missing, Published
+from async_loader.feeder.client.weights import Published
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.scale.connections import Connections, ShardConnection, ShardDeadline
@@ -23,12 +21,10 @@ from async_loader.scale.stats import ClusterStatus
 from async_loader.scale.table import ClusterTable
 
 R = TypeVar("R")
-_LOOK_S = 1.0
-"""How long `ClusterClient.latest` waits at one shard before it asks the others again."""
 
 
 @explain_wrong_attributes
-class ClusterClient:
+class ClusterClient(ClosedAtExit):
     """A connection to all shards of a cluster. Made by `Cluster`.
 
     Shards that cannot be reached are left out until they can be; one at least has to answer at
@@ -131,9 +127,9 @@ class ClusterClient:
         timeout_s: float = 0.0,
         as_torch: bool = False,
     ) -> Published | None:
-        """Return the newest weights of the nearest shard: on this host, else the first one.
+        """Return the newest weights of the nearest shard that answers: on this host, or the first.
 
-        See `Client.latest`. The others are asked in turn where that one has none that are newer.
+        See `Client.latest`. The others are not asked: `publish` sends weights to all.
 
         Raises
         ------
@@ -141,27 +137,19 @@ class ClusterClient:
         """
         self._check()
         name, known = weights_name(name), newer_than_of(newer_than)
-        waiting, run = Deadline(seconds("timeout_s", timeout_s)), self._runs.get(name)
+        wait_s, run = seconds("timeout_s", timeout_s), self._runs.get(name)
         if isinstance(known, int) and run is not None:  # of the run that was had last, of any shard
             known = Published(known, {}, run)
-        while True:
-            wait_s, answered = min(waiting.left_or_inf(), _LOOK_S), False
-            for one in sorted(self._connections.reached, key=lambda one: not one.shard.is_here):
-                limit = ShardDeadline(one, Deadline(wait_s + self._timeout_s))
-                try:
-                    found = one.client._latest(name, known, wait_s, limit, as_torch)
-                except Timeout:
-                    continue
-                if isinstance(found, Published):
-                    self._runs[name] = found.run
-                    return found
-                answered, wait_s = True, 0.0
-                if found is Missing.NOT_NEWER:
-                    break
-            if not answered:
-                raise self._connections.nothing("latest")
-            if waiting.expired:
-                return None
+        for one in sorted(self._connections.reached, key=lambda one: not one.shard.is_here):
+            limit = ShardDeadline(one, Deadline(wait_s + self._timeout_s))
+            try:
+                found = one.client._latest(name, known, wait_s, limit, as_torch)
+            except Timeout:
+                continue
+            if found is not None:
+                self._runs[name] = found.run
+            return found
+        raise self._connections.nothing("latest")
 
     @explain_wrong_names
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
@@ -189,7 +177,7 @@ class ClusterClient:
 
     def stats(self) -> dict[str, ClientStats]:
         """Return what was sent, lost and received so far, by shard."""
-        return {one.name: one.client.stats() for one in self._connections.everything()}
+        return {one.name: one.client.stats() for one in self._connections.all}
 
     @explain_wrong_names
     def drain(self, *, timeout_s: float | None = None) -> None:
@@ -231,23 +219,6 @@ class ClusterClient:
 
     def __reduce__(self) -> Any:
         raise CannotSend("a client stays in its process: connect to the cluster there")
-
-    def __enter__(self) -> ClusterClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError as late:
-            if error is None:
-                raise
-            if not isinstance(error, type(late)):
-                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
     def _check(self) -> None:
         if self._closed:

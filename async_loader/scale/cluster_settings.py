@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from async_loader.errors import ConfigError
-from async_loader.feeder import addresses
 from async_loader.feeder.settings import (
     SecuritySettings,
     ServerSettings,
@@ -145,17 +143,7 @@ class ClusterSettings(Settings, frozen=True, kw_only=True):
         if self.feeder.security != SecuritySettings():
             raise ConfigError("feeder.security: a cluster makes the keys: see network.keys")
         if self.folder is not None:
-            self._check_length(path_of("folder", self.folder))
-
-    def _check_length(self, folder: str) -> None:
-        """Raise for a folder in which the paths of sockets would be too long: no shard starts."""
-        last = Path(folder).absolute() / self.name / f"shard-{MOST_SHARDS - 1}"
-        size = len(os.fsencode(str(last / f"feeder{addresses.LONGEST}")))
-        if self.network.listen == "ipc" and size > addresses.PATH_BYTES:
-            raise ConfigError(
-                f"folder={folder!r}: the sockets of shards in it have paths of {size} bytes, the "
-                f"system allows {addresses.PATH_BYTES}: name a shorter folder, or none"
-            )
+            path_of("folder", self.folder)
 
     @classmethod
     def load(cls, path: str | Path) -> ClusterSettings:

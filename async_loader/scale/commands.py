@@ -37,24 +37,12 @@ def operator(config: Path, ray: str | None, as_json: bool) -> Operator:
     return Operator(settings, _say(as_json))
 
 
-def show_drained(ended: dict[str, Any], as_json: bool) -> None:
-    """Print what a shard has held that was removed."""
-    if as_json:
-        _json(ended)
-        return
-    where = f"saved in {ended['saves']}" if ended["saves"] else "in no checkpoint"
-    text = f"{ended['shard']} has left, with {_held(ended['rows'])}, {where}"
-    Console().print(text, highlight=False)
-
-
-def show_ended(ended: list[dict[str, Any]], as_json: bool) -> None:
+def show_ended(ended: list[dict[str, Any]]) -> None:
     """Print what the shards have held that were ended."""
-    if as_json:
-        _json({"shards": ended})
-        return
     for one in ended:
-        how = f": {clean(one['error'])}" if one["error"] else f", with {_held(one['rows'])}"
-        Console().print(f"{one['shard']} has ended{how}", highlight=False)
+        saved = f", saved in {one['saves']}" if one.get("saves") else ""
+        how = f": {clean(one['error'])}" if one.get("error") else f", with {_held(one['rows'])}"
+        Console().print(f"{one['shard']} has ended{how}{saved}", highlight=False)
 
 
 def _say(as_json: bool) -> Say:
@@ -62,7 +50,8 @@ def _say(as_json: bool) -> Say:
     return lambda line: None if as_json else console.print(clean(line), highlight=False)
 
 
-def _json(value: object) -> None:
+def as_line(value: object) -> None:
+    """Print a line of JSON."""
     Console().out(json.dumps(value), highlight=False)
 
 
@@ -73,7 +62,7 @@ def _held(rows: dict[str, int]) -> str:
 def show(status: dict[str, Any], as_json: bool) -> None:
     """Print the status of a cluster."""
     if as_json:
-        _json(status)
+        as_line(status)
         return
     table = Table("shard", "state", "address", "host", "rows", "lost", "why")
     for one in status["shards"]:

@@ -137,7 +137,6 @@ class Connections:
         self._identity = secrets.token_bytes(16)
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(MOST_SHARDS, "async-loader-cluster")
-        self._removed: list[ShardConnection] = []
         self.all: tuple[ShardConnection, ...] = ()
         self._end = EndFlag()
         self._thread = threading.Thread(
@@ -159,10 +158,6 @@ class Connections:
     def reached(self) -> list[ShardConnection]:
         """Those of the shards that have a session."""
         return [one for one in self.all if one.is_open]
-
-    def everything(self) -> tuple[ShardConnection, ...]:
-        """Those that are there, and those that were removed."""
-        return (*self.all, *self._removed)
 
     def nothing(self, what: str) -> Timeout:
         """Return the error of a call for which no shard can be reached."""
@@ -196,15 +191,15 @@ class Connections:
         return found, failed
 
     def close(self, timeout_s: float) -> None:
-        """Close all clients. Raises what the first client of a shard that is there raised."""
+        """Close all clients. Raises what the first one raised."""
         self._end.set()
         join(self._thread, timeout_s)
         deadline, first = Deadline(timeout_s), None
-        for one in self.everything():
+        for one in self.all:
             try:
                 one.client.close(deadline.left_or_inf())
             except AsyncLoaderError as error:
-                first = first or (None if one.removed else error)
+                first = first or error
         self._pool.shutdown()
         if first is not None:
             raise first
@@ -219,9 +214,7 @@ class Connections:
         with self._lock:
             there = {one.number: one for one in self.all}
             for number in removed & there.keys():
-                gone = there.pop(number)
-                self._removed.append(gone)
-                gone.remove()
+                there.pop(number).remove()
             for shard in shards:
                 try:
                     if shard.number in there:

@@ -1,6 +1,4 @@
-"""How the draws of one batch are spread over shards, and what weighs its rows: arithmetic over
-live totals.
-"""
+"""Which shard a batch is of, and what weighs its rows: arithmetic over live totals."""
 
 from __future__ import annotations
 
@@ -16,22 +14,13 @@ from async_loader.feeder.wire import TotalsReply
 from async_loader.replay.samplers import Fifo, Prioritized, Uniform
 from async_loader.replay.samplers.priority_rules import schedule
 
-AGE, WEIGHTED_AGE = 64, 16
-"""Batches after which rows that were drawn ahead are old: twice those that a single feeder may have
-ahead. Fewer where rows have weights, which are those of the moment of the draw."""
-LEAST_AHEAD = 4
-"""Chunks that a shard draws ahead: fewer let a learner wait."""
-_TOGETHER = 16
-"""Batches whose counts are drawn together: one call costs about as much as sixteen."""
-Counts = npt.NDArray[np.int64]
-
 
 class Draws:
     """How a table's sampler draws, over several shards with the same settings.
 
     Parameters
     ----------
-    said : dict | None
+    settings : dict | None
         The sampler, as in a configuration; ``None``: of a class that those do not know.
     learners : int
         That draw batches: a schedule of beta counts the draws of all.
@@ -42,10 +31,6 @@ class Draws:
     ----------
     in_turn : bool
         Shards give what they have, as it comes; else each in proportion to its total.
-    shuffled : bool
-        Whether the order of a shard's rows says something of them.
-    most_age : int
-        See shard_rows.py, NOTE [age of rows].
 
     Raises
     ------
@@ -54,71 +39,51 @@ class Draws:
     """
 
     def __init__(
-        self, said: dict[str, Any] | None, learners: int = 1, leased: bool = False
+        self, settings: dict[str, Any] | None, learners: int = 1, leased: bool = False
     ) -> None:
-        sampler = None if said is None else sampler_from(said)
+        sampler = None if settings is None else sampler_from(settings)
         self._learners, self._batches = learners, 0
-        self._weights: list[float] = []
-        self._ready: list[Counts] = []  # of the next batches, while the weights stay
-        self.in_turn = isinstance(sampler, Fifo)
-        self.shuffled, self.most_age = False, AGE
+        self.in_turn = leased or isinstance(sampler, Fifo)
         self._sampler: Prioritized | None = None
         if isinstance(sampler, Prioritized):
             self._sampler, self._beta = sampler, schedule("beta", sampler.beta)
-            self.shuffled, self.most_age = sampler.stratified, WEIGHTED_AGE
-        elif not (self.in_turn or (isinstance(sampler, Uniform) and sampler.repeats)):
+        elif not isinstance(sampler, Fifo) and not (
+            isinstance(sampler, Uniform) and sampler.repeats
+        ):
             raise Unsupported(
                 f"the sampler of this table is {sampler!r}, and the source of a cluster draws by "
                 "Uniform(), Prioritized or Fifo: give one of them, or use client.shard(name)"
             )
-        self.in_turn |= leased
 
-    def counts(
-        self, rng: np.random.Generator, rows: int, totals: Sequence[TotalsReply]
-    ) -> Counts | None:
-        """Return how many rows each shard gives; ``None`` if there is nothing to draw from."""
-        masses = [one.mass or 0.0 for one in totals]
-        by_mass = self._sampler is not None and sum(masses) > 0
-        weights = masses if by_mass else [float(one.items) for one in totals]
-        if not sum(weights) > 0:
-            return None
-        if weights != self._weights or not self._ready:
-            self._weights = weights
-            shares = np.asarray(weights) / sum(weights)
-            self._ready = list(rng.multinomial(rows, shares, _TOGETHER))
-        return self._ready.pop()
+    def shares(self, totals: Sequence[TotalsReply]) -> npt.NDArray[np.float64] | None:
+        """Return the probability of each shard; ``None`` if there is nothing to draw from."""
+        weights = np.array([one.mass or 0.0 for one in totals])
+        if self._sampler is None or not weights.sum() > 0:
+            weights = np.array([float(one.items) for one in totals])
+        return weights / weights.sum() if weights.sum() > 0 else None
 
-    def weigh(self, mass: npt.NDArray[np.float32], totals: Sequence[TotalsReply]) -> None:
-        """Write the weights of the rows of one batch over their masses.
+    def weigh(
+        self, mass: npt.NDArray[np.float32], totals: Sequence[TotalsReply]
+    ) -> npt.NDArray[np.float32]:
+        """Return the weights of the rows of one batch, of these masses.
 
         ``(N * P(i)) ** -beta``, normalised, with N and P over all shards (Schaul et al. 2016,
         section 3.4).
         """
+        whole = sum(one.mass or 0.0 for one in totals)
         if self._sampler is None:
-            return
+            return mass
         beta = self._beta.at(self._batches)
         self._batches += self._learners
-        whole = sum(one.mass or 0.0 for one in totals)
-        if not whole > 0 or not mass.size:
-            mass[...] = 1.0
-            return
-        drawn: Any = mass.astype(np.float64)
-        there = drawn > 0
-        base = float(drawn[there].min()) if there.any() else 1.0
+        drawn = mass.astype(np.float64)
+        base = float(drawn[drawn > 0].min(initial=np.inf))
+        if not np.isfinite(base) or not whole > 0:
+            return np.ones_like(mass)
         least = [one.least for one in totals if one.least is not None]
         if self._sampler.normalize == "buffer" and least:
             base = min(base, *least)
         elif self._sampler.normalize == "none":
             base = whole / max(1, sum(one.items for one in totals))
-        drawn[~there] = base
-        mass[...] = (base / drawn) ** beta
-
-
-def chunks_of(batch_size: int, shards: int, most_age: int) -> tuple[int, int]:
-    """Return how many rows to ask a shard for at a time, and how many such chunks it may be ahead.
-
-    All that a shard with an average share has drawn ahead is used within half of ``most_age``
-    batches. A chunk is as large as a batch where four of them are, and smaller otherwise.
-    """
-    ahead = max(LEAST_AHEAD, most_age // (2 * shards))
-    return max(1, min(batch_size, most_age * batch_size // (2 * ahead * shards))), ahead
+        drawn[drawn <= 0] = base
+        weights: npt.NDArray[np.float32] = ((base / drawn) ** beta).astype(np.float32)
+        return weights

@@ -182,6 +182,5 @@ def _write_secret(path: Path, content: bytes) -> None:
     for folder in (path.parent.parent, path.parent):
         if folder.name in ("keys", "clients"):
             addresses.private_folder(folder)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
+    path.touch(0o600)
+    path.write_bytes(content)

@@ -1,35 +1,38 @@
-"""A table of a cluster as a loader's source: batches out of the rows of all shards."""
+"""A table of a cluster as a loader's source: each batch is of one shard."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 
+from async_loader import tensors, tree
 from async_loader.errors import (
     AsyncLoaderError,
     CannotSend,
     Closed,
     ConfigError,
     NotEnoughData,
+    SchemaError,
     Timeout,
 )
+from async_loader.feeder.client.batch_structure import SERVER_BITS, BatchStructure
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.wire import TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
+from async_loader.replay.arguments import per_item
 from async_loader.replay.table_methods import TableMethods
 from async_loader.scale.connections import Connections, ShardConnection
-from async_loader.scale.draws import Counts, Draws, chunks_of
-from async_loader.scale.shard_rows import BatchMaker, ShardRows
+from async_loader.scale.draws import Draws
 from async_loader.source import END, Applied, Plan, Ready
+from async_loader.sources.mixture_rows import add_source
 
 _PARTING_S = 1.0
-_LOOK_S = 0.2
-"""How often a plan that waits looks at which shards there are."""
+_LOOK_S = 0.05
+"""How often a plan that waits looks at which shards there are, and at what they hold."""
 _NOTHING = TotalsReply(items=0)
 _Lease = tuple[RemoteSource, object]
 
@@ -37,13 +40,13 @@ _Lease = tuple[RemoteSource, object]
 class ClusterSource:
     """Draws batches from all shards of a cluster that answer. Made by `ClusterTable.source`.
 
-    Each batch is what one table with the items of all shards would give: by a uniform sampler each
-    shard gives in proportion to what it holds at that moment, by a prioritized one in proportion to
-    the sum of its masses, with weights over the whole. The rows of a batch lie shard after shard.
-    Of queues each batch is of one shard, in turn.
+    Each batch is of one shard. By a uniform sampler that shard is chosen in proportion to what it
+    holds at that moment, by a prioritized one in proportion to the sum of its masses, with weights
+    over the whole: so over many batches each row is drawn as from one table. Of queues each batch
+    is of the next shard that has one.
 
-    A shard that is lost is left out at once, with what it drew ahead, and comes back by itself. A
-    shard that stops answering is left out after three heartbeats.
+    A shard that is lost is left out at once, and comes back by itself. A shard that stops
+    answering is left out after three heartbeats.
 
     Threads: as a `Source`, `draw_now` included.
 
@@ -52,9 +55,8 @@ class ClusterSource:
     table : TableMethods
     connections : Connections
     open_source : callable
-        Makes a source of the table of one shard, given how many chunks it may draw ahead.
-    make_draws : callable
-        Makes the arithmetic of a stream of batches.
+        Makes a source of the table of one shard.
+    draws : Draws
     words : tuple of int
         The seed.
     min_size : int
@@ -67,32 +69,31 @@ class ClusterSource:
         self,
         table: TableMethods,
         connections: Connections,
-        open_source: Callable[[ShardConnection, int], RemoteSource],
-        make_draws: Callable[[], Draws],
+        open_source: Callable[[ShardConnection], RemoteSource],
+        draws: Draws,
         words: tuple[int, ...],
         min_size: int,
         timeout_s: float | None,
     ) -> None:
         self._table, self._connections = table, connections
-        self._open_source, self._make_draws = open_source, make_draws
+        self._open_source, self._draws = open_source, draws
         self._words, self._min_size, self._timeout_s = words, min_size, timeout_s
         self._lock = threading.RLock()
-        self._batch_size = self._batches = 0
         self._bell: EventFd | None = None
         self._closed = self._fresh = self._immediate = False
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
-        self._shards: dict[int, ShardRows] = {}
-        self._at: list[ShardRows] = []
         self._begin()
 
     def _begin(self) -> None:
-        self._batch_maker, self._draws = BatchMaker(), self._make_draws()
+        self._batch_size = self._batches = 0
         self._rng = np.random.default_rng(self._words)
+        self._sources: dict[int, RemoteSource] = {}  # by number of the shard
         self._ended: dict[int, int] = {}  # by number: which of its servers has said so
-        self._counts: Counts | None = None
-        self._numbers: list[int] = []  # of the shards that they are of
+        self._structure: BatchStructure | None = None
+        self._chosen: int | None = None  # the shard that the next batch is of
         self._begun = False
+        self._waits_for: list[int] = []
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -129,158 +130,156 @@ class ClusterSource:
 
     def _wait(self, patience: Patience, bell: EventFd, most_s: float) -> None:
         """Wait for the bell; for shards that are lost or come, which do not ring it, not long."""
-        if patience.deadline.left_or_inf() <= most_s:
-            patience.wait(bell, self._reason())
-            return
-        shorter = Patience(patience.end, Deadline(most_s), patience._on_wait)
+        limit = Deadline(min(most_s, patience.deadline.left_or_inf()))
+        shorter = Patience(patience.end, limit, patience._on_wait)
         try:
-            with contextlib.suppress(Timeout):
-                shorter.wait(bell, self._reason())
+            shorter.wait(bell, self._reason())
+        except Timeout:
+            if patience.deadline.expired:
+                raise
         finally:
             patience.waited_s += shorter.waited_s
 
     def draw_now(self, batch_size: int) -> Plan | None:
-        """See `AnyThread`: a batch of rows that have arrived."""
+        """See `AnyThread`: a batch that has arrived."""
         with self._lock:
             self._check_open()
             if self._batch_size not in (0, batch_size):
                 text = f"this source was opened for {self._batch_size}: make another"
                 raise ConfigError(f"batch_size={batch_size}, and {text}")
             self._batch_size = batch_size
-            self._join()
-            found = self._in_turn() if self._draws.in_turn else self._by_totals()
-            if found is None and not self._fresh and not self._shards and self._all_ended():
+            there = self._join()
+            found = self._in_turn(there) if self._draws.in_turn else self._by_totals(there)
+            # a shard that was not reached yet may have rows
+            if found is None and not (self._fresh or self._sources or there.keys() - self._ended):
                 return END
             return found
 
-    def _join(self) -> None:
+    def _join(self) -> dict[int, ShardConnection]:
         """Open sources of new shards and of new servers, and forget those that are over."""
         there = {one.number: one for one in self._connections.all}
-        for number, one in list(self._shards.items()):
+        for number, source in list(self._sources.items()):
             if number not in there:
-                del self._shards[number]
-            elif one.source.end_has_come and not self._draws.in_turn:
-                self._over(one)
+                del self._sources[number]
+            elif source.end_has_come and not self._draws.in_turn:
+                self._over(number)
         for number, shard in there.items():
             new = shard.connection.servers > self._ended.get(number, -1)
-            if number not in self._shards and shard.is_open and new:
-                self._shards[number] = self._opened(shard, len(there))
+            if number not in self._sources and shard.is_open and new:
+                source = self._sources[number] = self._open_source(shard)
+                if self._bell is not None:
+                    source.listen(self._batch_size, self._bell)
+        return there
 
-    def _over(self, one: ShardRows) -> None:
+    def _over(self, number: int) -> None:
         """Take the END of a shard. It is opened again when it has been started anew."""
-        self._ended[one.shard.number] = one.source.server
-        del self._shards[one.shard.number]
-        one.source.listen(one.chunk, None)
-        one.source.close(0.0)
+        source = self._sources.pop(number)
+        self._ended[number] = source.server
+        source.listen(self._batch_size, None)
+        source.close(0.0)
 
-    def _opened(self, shard: ShardConnection, shards: int) -> ShardRows:
-        draws, words = self._draws, (*self._words, shard.number)
-        chunk, ahead = chunks_of(self._batch_size, shards, draws.most_age)
-        if draws.in_turn:
-            chunk = self._batch_size
-        elif self._fresh:
-            chunk = max(1, self._batch_size // shards)
-        shuffle = np.random.default_rng(words) if draws.shuffled else None
-        rows = ShardRows(shard, self._open_source(shard, ahead), chunk, draws.most_age, shuffle)
-        if self._bell is not None:
-            rows.source.listen(chunk, self._bell)
-        return rows
-
-    def _all_ended(self) -> bool:
-        """Whether nothing more comes. A shard that was not reached yet may have rows."""
-        return self._ended.keys() >= {one.number for one in self._connections.all}
-
-    def _in_turn(self) -> Plan | None:
+    def _in_turn(self, there: dict[int, ShardConnection]) -> Plan | None:
         """Take the batch of one shard, beginning with another one each time.
 
         Also what lost shards had given: it is nowhere else.
         """
-        self._at = there = list(self._shards.values())
-        first = self._batches % max(1, len(there))
-        for one in (*there[first:], *there[:first]):
-            plan = one.source.draw_now(one.chunk)
+        self._waits_for = numbers = list(self._sources)
+        first = self._batches % max(1, len(numbers))
+        for number in (*numbers[first:], *numbers[:first]):
+            plan = self._sources[number].draw_now(self._batch_size)
             if isinstance(plan, Ready):
-                self._batches += 1
-                batch = self._batch_maker.nested(one.arrays_of(plan, self._batch_maker))
-                lease = None if plan.lease is None else (one.source, plan.lease)
-                return Ready(batch, lent=True, lease=lease)
+                return self._batch(there[number], plan, ())
             if plan is END:
-                self._over(one)
+                self._over(number)
         return None
 
-    def _by_totals(self) -> Plan | None:
-        """Draw from each shard in proportion to its total."""
-        here = [one for one in self._shards.values() if one.shard.answers]
-        said = [one.source.totals(one.chunk) for one in here]
-        self._at = [one for one, total in zip(here, said, strict=True) if total is None]
-        if not here or (self._at and not self._begun):
+    def _by_totals(self, there: dict[int, ShardConnection]) -> Plan | None:
+        """Take the batch of a shard that is chosen in proportion to its total."""
+        here = [number for number in self._sources if there[number].answers]
+        known = {number: self._sources[number].totals(self._batch_size) for number in here}
+        self._waits_for = [number for number, one in known.items() if one is None]
+        if not here or (self._waits_for and not self._begun):
             return None  # the first batch waits for all that answer
-        totals = [total or _NOTHING for total in said]  # of one that was lost: nothing
-        uses_up = any(one.uses_up for one in totals)
-        if self._immediate and not uses_up and not any(one.items for one in totals):
+        totals = {number: one or _NOTHING for number, one in known.items()}
+        each = list(totals.values())
+        items = sum(one.items for one in each)
+        if self._immediate and not items and not any(one.uses_up for one in each):
             text = f"cannot draw {self._batch_size} items, the shards hold none that can be drawn"
             raise NotEnoughData(f"{text}: add steps first, or give timeout_s", self._batch_size, 0)
-        self._begun, self._at = True, here
-        if sum(one.items for one in totals) < self._min_size:
+        self._begun, self._waits_for = True, here
+        if items < self._min_size:
             return None
-        numbers = [one.shard.number for one in here]
-        if numbers != self._numbers or self._stuck(here, totals):
-            self._counts = None
-        if self._counts is None:
-            self._counts = self._draws.counts(self._rng, self._batch_size, totals)
-            self._numbers = numbers
-        if self._counts is None:
+        if self._chosen not in totals or not totals[self._chosen].items:
+            shares = self._draws.shares(each)
+            self._chosen = None if shares is None else here[self._rng.choice(len(here), p=shares)]
+        if self._chosen is None:
             return None
-        pairs = list(zip(here, self._counts.tolist(), strict=True))
-        for one in here:
-            one.most_age = math.inf if uses_up else self._draws.most_age
-        self._at = [
-            one for one, count in pairs if not one.fill(count, self._batches, self._batch_maker)
-        ]
-        if self._at:
-            return None
-        self._counts = None
-        parts = [part for one, count in pairs for part in one.take(count)]
-        arrays = self._batch_maker.batch(parts, self._batch_size)
-        if self._batch_maker.weight is not None:
-            self._draws.weigh(arrays[self._batch_maker.weight], totals)
-        self._batches += 1
-        return Ready(self._batch_maker.nested(arrays), lent=True)
+        self._waits_for = [self._chosen]
+        shard, source = there[self._chosen], self._sources[self._chosen]
+        while isinstance(plan := source.draw_now(self._batch_size), Ready):
+            server = int(plan.batch["index"].reshape(-1)[0]) >> SERVER_BITS
+            if server == shard.connection.servers:  # else lost with it
+                return self._batch(shard, plan, each)
+        return None
 
-    def _stuck(self, here: list[ShardRows], totals: list[TotalsReply]) -> bool:
-        """Whether a shard that has to give rows has none any more."""
-        counts = [] if self._counts is None else self._counts.tolist()
-        return any(
-            count > one.held and not total.items
-            for one, total, count in zip(here, totals, counts, strict=False)
-        )
+    def _batch(
+        self, shard: ShardConnection, plan: Ready, totals: list[TotalsReply] | tuple[()]
+    ) -> Ready:
+        """Return a shard's batch with ids of the cluster, and weights over the whole.
+
+        Raises
+        ------
+        SchemaError
+            The tables of the shards differ.
+        """
+        self._batches += 1
+        self._chosen, source = None, self._sources[shard.number]
+        structure = source.structure
+        assert structure is not None
+        known, schema = self._structure or structure, structure.shown
+        if schema != known.shown:
+            raise SchemaError(
+                f"{shard.name} has rows of {schema}, and another shard of {known.shown}: give all "
+                "shards the same tables"
+            )
+        self._structure = structure
+        arrays = list(tree.leaves(plan.batch, schema.structure))
+        for place in structure.ids:
+            arrays[place] = arrays[place].copy()
+            add_source(arrays[place], shard.number)
+        names = [field.name for field in schema.fields]
+        if totals and "weight" in names:
+            place = names.index("weight")
+            arrays[place] = self._draws.weigh(arrays[place], totals)
+        batch: Any = tree.rebuild_batch(schema.structure, arrays)
+        return Ready(batch, lent=True, lease=plan.lease and (source, plan.lease))
 
     def _listen(self, bell: EventFd | None) -> None:
         """Have a bell rung when rows or totals of a shard come; ``None``: no more."""
         with self._lock:
             self._bell = bell
-            for one in self._shards.values():
-                one.source.listen(one.chunk, bell)
+            for source in self._sources.values():
+                source.listen(self._batch_size, bell)
 
     def _reason(self) -> str:
         """Name what a plan waits for."""
-        names = ", ".join(one.shard.name for one in self._at)
-        lost = [one.name for one in self._connections.all if not one.is_open]
+        every = self._connections.all
+        names = ", ".join(one.name for one in every if one.number in self._waits_for)
+        lost = [one.name for one in every if not one.is_open]
         text = f"rows of {names or 'any shard'} of the cluster"
         return f"{text} (lost: {', '.join(lost)})" if lost else text
 
     def begin_afresh(self, immediate: bool) -> None:
-        """Forget what the shards have drawn and said: the next batch is of this moment.
+        """Forget what the shards have said: the next batch is of this moment.
 
         ``immediate``: raise NotEnoughData if they are empty, and no limiter is to be waited for.
         Batches of a queue stay: they come once.
         """
         with self._lock:
             self._fresh, self._immediate = True, immediate
-            self._counts, self._begun = None, False
-            for one in self._shards.values():
-                one.drop()
-                one.source.ask_anew()
+            self._chosen, self._begun = None, False
+            for source in self._sources.values():
+                source.ask_anew()
 
     @property
     def shards(self) -> int:
@@ -290,7 +289,7 @@ class ClusterSource:
     @property
     def sequences(self) -> bool:
         """Whether rows are sequences of steps, once some have come."""
-        return len(self._batch_maker.ids) > 1
+        return self._structure is not None and len(self._structure.ids) > 1
 
     def reader(self) -> None:
         """Return None: no rows are planned."""
@@ -304,7 +303,9 @@ class ClusterSource:
     def transports(self) -> dict[str, str | None]:
         """How the batches of each shard are received, "shm" or "tcp", by its name."""
         with self._lock:
-            return {one.shard.name: one.source.transport for one in self._shards.values()}
+            names = {one.number: one.name for one in self._connections.all}
+            known = self._sources.items()
+            return {names[number]: one.transport for number, one in known if number in names}
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
@@ -319,32 +320,33 @@ class ClusterSource:
         source.settle(of_shard)
 
     def release(self, timeout_s: float) -> None:
-        """See `Leasing.release`. The next plan may be of any batch size."""
+        """See `Leasing.release`. The next plan opens other sources, for any batch size."""
         with self._lock:
-            self._batch_size = 0
-            self._forget_shards(timeout_s)
-
-    def _forget_shards(self, timeout_s: float) -> None:
-        """Close the sources of all shards: the next plan opens others, for any batch size."""
-        shards, self._shards = self._shards, {}
-        deadline = Deadline(min(timeout_s, _PARTING_S))
-        for one in shards.values():
-            with contextlib.suppress(AsyncLoaderError):  # the shard is lost, and the reader with it
-                one.close(deadline.left_or_inf())
-        self._begin()
+            deadline = Deadline(min(timeout_s, _PARTING_S))
+            there = {one.number for one in self._connections.reached}
+            for number, source in self._sources.items():
+                limit = deadline.left_or_inf() if number in there else 0.0
+                with contextlib.suppress(AsyncLoaderError):  # the shard is lost
+                    source.release(limit)
+                    source.close(limit)
+            self._begin()
 
     # -- by index ----------------------------------------------------------------------------------
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
         """Set new priorities for rows of earlier batches, each in its own shard; wait for all.
 
-        Rows of shards that are lost count as stale.
+        Rows of shards that are lost count as stale. Errors ``[rows, time]`` of sequences become
+        the priority of each: see `Sequences`.
 
         Raises
         ------
         ConfigError, Unsupported, Timeout, Closed, Broken
         """
         self._check_open()
+        eta = next((one.eta for one in self._sources.values() if one.eta is not None), None)
+        if eta is not None:
+            priority = per_item(priority, tensors.to_ids(index).size, eta)
         return self._table.update_priorities(index, priority)
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
@@ -369,10 +371,14 @@ class ClusterSource:
     def __reduce__(self) -> Any:
         raise CannotSend("a source stays in its process: connect to the cluster there")
 
+    def drop(self) -> None:
+        """Close without waiting."""
+        self.close(0.0)
+
     def close(self, timeout_s: float | None = None) -> None:
         """Give back what was not handed out. Twice does no harm."""
         with self._lock:
             self._closed = True
-            self._forget_shards(_PARTING_S if timeout_s is None else timeout_s)
+            self.release(_PARTING_S if timeout_s is None else timeout_s)
             if self._bell is not None:
                 self._bell.ring()

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
+import random
 import weakref
 from collections.abc import Callable, Collection, Mapping
-from random import random
 from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from async_loader import tensors, tree
-from async_loader.errors import Broken, CannotSend, ConfigError, Timeout, Unsupported
+from async_loader.errors import Broken, CannotSend, ConfigError, Timeout
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure
 from async_loader.feeder.client.reader_batches import Transport
-from async_loader.feeder.client.remote_table import RemoteTable
+from async_loader.feeder.client.remote_table import IdleSources, RemoteTable
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.table import TableClient, stats_of
 from async_loader.feeder.wire import AboutReply, OpenReader
@@ -27,7 +25,7 @@ from async_loader.name_hints import explain_wrong_attributes, explain_wrong_name
 from async_loader.replay.arguments import ids_of
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.table_methods import Change
-from async_loader.replay.views import Ragged, View, ragged
+from async_loader.replay.views import Ragged, View, checked_view, ragged
 from async_loader.scale.connections import Connections, ShardConnection
 from async_loader.scale.draws import Draws
 from async_loader.scale.shards import MOST_SHARDS
@@ -40,14 +38,6 @@ from async_loader.table import Batch
 from async_loader.validation import path_of
 
 R = TypeVar("R")
-TOTALS_S = 0.05
-"""How old the totals of a shard may be when a batch is drawn, plus one answer's way."""
-_ASK_S = 1.0
-"""How long a shard may take to say how many writers it has."""
-_OPENS_S = 2.0
-"""After this time a shard counts a new writer itself."""
-_SAMPLERS = 8
-"""Sources of `sample` that are kept open, each for one batch size and view."""
 
 
 @explain_wrong_attributes
@@ -73,8 +63,8 @@ class ClusterTable(RemoteTable[ClusterSource]):
 
     def __init__(self, connections: Connections, name: str, timeout_s: float) -> None:
         self._connections, self.name, self._timeout_s = connections, name, timeout_s
-        self._recent: list[tuple[str, float]] = []  # shards of new writers, and when
-        self._idle: dict[tuple[int, View | None], ClusterSource] = {}  # of `sample`
+        self._turn = random.randrange(MOST_SHARDS)  # of the next writer
+        self._idle: IdleSources[ClusterSource] = IdleSources()
         self._sources: weakref.WeakSet[ClusterSource] = weakref.WeakSet()
 
     # -- what it is --------------------------------------------------------------------------------
@@ -88,7 +78,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
         silent = [one.name for one in self._connections.all if one.name not in found]
         lost = [
             LostRows(shard=one.name, incarnation=server, rows=rows)
-            for one in self._connections.everything()
+            for one in self._connections.all
             for server, rows in sorted(one.client.lost(self.name).items())
         ]
         return summed(found, silent, lost)
@@ -102,38 +92,23 @@ class ClusterTable(RemoteTable[ClusterSource]):
     # -- steps in ----------------------------------------------------------------------------------
 
     def _place(self) -> TableClient:
-        """Return the table of a shard on this host, else of the one with the least load.
+        """Return the table of a shard on this host, else of the next one in turn.
 
         It is asked for once for each writer, whose streams stay there.
         """
-        reached, now = self._connections.reached, time.monotonic()
-        asked = [one for one in reached if one.shard.is_here] or reached or self._connections.all
-        if not asked:
+        reached = self._connections.reached
+        here = [one for one in reached if one.shard.is_here] or reached or self._connections.all
+        if not here:
             raise self._connections.nothing(f"a writer of table {self.name!r}")
-        deadline = Deadline(min(_ASK_S, self._timeout_s))
-        statuses, _ = self._connections.ask(
-            asked, lambda one, limit: one.client.status(timeout_s=limit.left_or_inf()), deadline
-        )
-        self._recent = [(name, at) for name, at in self._recent if at + _OPENS_S > now]
-
-        def load(one: ShardConnection) -> tuple[float, ...]:
-            status = statuses.get(one.name)
-            if status is None or status["draining"]:
-                return (math.inf,)
-            table = status["tables"].get(self.name)
-            writers, size = (0, 0) if table is None else (table["writers"], table["size"])
-            return writers + [name for name, _ in self._recent].count(one.name), size, random()
-
-        chosen = min(asked, key=load)
-        self._recent.append((chosen.name, now))
-        return chosen.table(self.name)
+        self._turn += 1
+        return here[self._turn % len(here)].table(self.name)
 
     # -- batches out -------------------------------------------------------------------------------
 
     def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
         size, limit = batch_size_of(batch_size), seconds_or_none("timeout_s", timeout_s)
-        kind = size, view
-        source = self._idle.pop(kind, None) or self.source(view=view, prefetch=0)
+        kind = size, checked_view(view)
+        source = self._idle.take(kind, lambda: self.source(view=view, prefetch=0))
         try:
             source.begin_afresh(immediate=limit is None)
             patience = Patience(deadline=self._deadline(limit))
@@ -143,11 +118,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             if plan.lease is not None:
                 source.settle(plan.lease)
         finally:
-            other, self._idle[kind] = self._idle.pop(kind, None), source
-            if other is None and len(self._idle) > _SAMPLERS:
-                other = self._idle.pop(next(iter(self._idle)))
-            if other is not None:
-                other.close()
+            self._idle.give_back(kind, source)
         return ragged(plan.batch, view)
 
     def _source(
@@ -162,29 +133,23 @@ class ClusterTable(RemoteTable[ClusterSource]):
                     f"{name} samples by {one}, and another shard by {settings}: give all the same"
                 )
 
-        def make_draws() -> Draws:
-            return Draws(settings, wanted.world_size, leased)
+        draws = Draws(settings, wanted.world_size, leased)
 
-        in_turn = make_draws().in_turn
-
-        def open_source(shard: ShardConnection, ahead: int) -> RemoteSource:
+        def open_source(shard: ShardConnection) -> RemoteSource:
             of_shard = structs.replace(
                 wanted,
                 seed=None if wanted.seed is None else _seed_of(wanted.seed, shard.number),
                 min_size=1,
                 timeout_s=None,
-                masses=not in_turn,
+                masses=not draws.in_turn,
             )
-            made = shard.table(self.name)._source(of_shard, view, prefetch, transport)
-            made.watch_totals(TOTALS_S, ahead)
-            return made
+            return shard.table(self.name)._source(of_shard, view, prefetch, transport)
 
         entropy: Any = np.random.SeedSequence().entropy if wanted.seed is None else wanted.seed
         words = entropy, wanted.rank, wanted.world_size
         source = ClusterSource(
-            self, self._connections, open_source, make_draws, words, wanted.min_size,
-            wanted.timeout_s,
-        )  # fmt: skip
+            self, self._connections, open_source, draws, words, wanted.min_size, wanted.timeout_s
+        )
         source.finishes = Ragged.of(view)
         self._sources.add(source)
         return source
@@ -277,13 +242,12 @@ class ClusterTable(RemoteTable[ClusterSource]):
             one.table(self.name).save(os.path.join(root, one.name), timeout_s=timeout_s)
             for one in self._connections.all
         ]
+        rules: dict[str, Callable[[Any], Any]] = {
+            "kind": max, "number": max, "nbytes": sum, "duration_s": sum, "pause_s": max,
+            "rows": sum,
+        }  # fmt: skip
         return SaveReport(
-            kind="full" if any(one.kind == "full" for one in reports) else "incremental",
-            number=max(one.number for one in reports),
-            nbytes=sum(one.nbytes for one in reports),
-            duration_s=sum(one.duration_s for one in reports),
-            pause_s=max(one.pause_s for one in reports),
-            rows=sum(one.rows for one in reports),
+            **{name: rule([getattr(one, name) for one in reports]) for name, rule in rules.items()}
         )
 
     def load(
@@ -310,15 +274,11 @@ class ClusterTable(RemoteTable[ClusterSource]):
         return min(self._abouts().values(), key=lambda one: one.schema is None)
 
     def _abouts(self) -> dict[str, AboutReply]:
-        """Ask all shards that can be reached; raise what the last one raised if none answers."""
-        found, failed = self._connections.ask(
-            self._connections.reached,
-            lambda one, limit: one.table(self.name)._about(limit),
-            Deadline(self._timeout_s),
+        """Ask all shards that can be reached."""
+        numbers = {one.number for one in self._connections.all}
+        found = self._of_shards(
+            numbers, lambda one, limit: one.table(self.name)._about(limit), None
         )
-        for error in failed.values():
-            if not found or isinstance(error, (ConfigError, Unsupported)):
-                raise error
         if not found:
             raise self._connections.nothing(f"table {self.name!r}")
         return found

@@ -21,10 +21,6 @@ OFFER = Offer(session=7, number=1, slots=3, slot_bytes=4096)
 RECORD = msgspec.msgpack.encode(OFFER)
 
 
-def no_weights(wanted):
-    raise Malformed(f"there are no weights {wanted.name!r}")
-
-
 @pytest.fixture
 def segment():
     segment = Segment.create(OFFER.nbytes, "a test")
@@ -36,7 +32,7 @@ def segment():
 def listening(path, take):
     """A listener in a loop of its own, as a server polls it."""
     with (
-        contextlib.closing(Listener(str(path), take, no_weights)) as listener,
+        contextlib.closing(Listener(str(path), take)) as listener,
         listening_to(listener),
     ):
         yield listener
@@ -66,7 +62,7 @@ def listening_to(listener):
 
 def offer_to(path, offer, fd, timeout_s):
     """Offer memory, and wait for the answer."""
-    request(path, offer, [fd], timeout_s)
+    request(path, offer, fd, timeout_s)
 
 
 def test_memory_that_is_offered_is_the_same_memory(tmp_path, segment):
@@ -124,7 +120,7 @@ def test_without_descriptors_the_loop_is_told_and_later_callers_are_heard(tmp_pa
     path = str(tmp_path / "m")
     segment.seal()
     with (
-        contextlib.closing(Listener(path, lambda _, fd: os.close(fd), no_weights)) as listener,
+        contextlib.closing(Listener(path, lambda _, fd: os.close(fd))) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller,
     ):
         assert rounds(listener) == 0

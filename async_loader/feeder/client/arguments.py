@@ -8,22 +8,13 @@ from typing import SupportsIndex
 
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.feeder.client.weights import Published
-from async_loader.feeder.plain_values import plain_of, plain_view
 from async_loader.feeder.wire import (
-    MOST_AHEAD,
     MOST_ROWS,
-    OpenReader,
     name_fault,
 )
-from async_loader.lifecycle import LONGEST_S, seconds_or_none
-from async_loader.replay.arguments import positive, whole_seed
-from async_loader.replay.samplers import Sampler
-from async_loader.replay.views import View
+from async_loader.replay.arguments import positive
 from async_loader.schema import Schema
-from async_loader.validation import path_of, whole
-
-TRY_ONCE_S = 1e-3
-"""A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
+from async_loader.validation import path_of
 
 
 def batch_size_of(value: object) -> int:
@@ -39,44 +30,6 @@ def save_path(path: str | os.PathLike[str], absolute: bool) -> str:
     """Return the path of a save as it is sent. ``absolute``: for a client's own feeder."""
     text = path_of("path", path)
     return os.path.abspath(text) if absolute else text
-
-
-def reader_wanted(
-    table: str,
-    view: View | None,
-    *,
-    sampler: Sampler | None = None,
-    min_size: int = 1,
-    seed: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    max_lag: int | None = None,
-    timeout_s: float | None = None,
-    masses: bool = False,
-) -> OpenReader:
-    """Check the arguments of a source; return its OPEN_READER, but for the size of batches.
-
-    Raises
-    ------
-    ConfigError
-    """
-    if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
-        raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-    limit = seconds_or_none("timeout_s", timeout_s)
-    return OpenReader(
-        table=table,
-        batch_size=1,
-        view=plain_view(view),
-        rank=rank,
-        world_size=world_size,
-        seed=None if seed is None else whole_seed(seed),
-        timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
-        together=MOST_AHEAD,
-        min_size=positive("min_size", min_size),
-        sampler=None if sampler is None else plain_of(sampler),
-        max_lag=None if max_lag is None else whole("max_lag", max_lag, 0),
-        masses=masses,
-    )
 
 
 def without_codecs(schema: Schema) -> Schema:

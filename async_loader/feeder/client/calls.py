@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from async_loader.errors import AsyncLoaderError
-from async_loader.feeder.client.errors import error_as, error_of
+from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Body, Error, ErrorCode, Message, Plane, Type
 from async_loader.lifecycle import Deadline
@@ -55,7 +55,7 @@ class AnswerDeadline(Deadline):
         return super().expired and self._late_s() <= 0.0
 
 
-_ANSWERS = (Type.APPLIED, Type.GOT)
+_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
@@ -67,8 +67,8 @@ class Call:
     ----------
     ready : callable | None
         Returns whether the request may be sent now; raises what ends it.
-    where : str | None
-        Names the table in errors, which are then those of the same call in this process.
+    done : callable
+        Called when it is answered.
     sequence : int
         Given when the request is queued.
     """
@@ -78,7 +78,7 @@ class Call:
     number: int = 0
     data: Any = None
     ready: Callable[[], bool] | None = None
-    where: str | None = None
+    done: Callable[[], object] = bool
     sequence: int = 0
     reply: Message | None = None
     error: AsyncLoaderError | OSError | None = None
@@ -164,20 +164,15 @@ class Calls:
             return body.code != ErrorCode.TIMEOUT
         return message.type in _ANSWERS
 
-    def answer(self, message: Message, address: str, reopen: Callable[[int], bool]) -> None:
-        """Answer a request. ``reopen`` opens a reader that the server forgot, if there is one."""
+    def answer(self, message: Message, address: str) -> None:
+        """Answer a request."""
         body, call = message.body, self.pending.get(message.sequence)
         if call is None:
             return  # it was given up meanwhile
         if isinstance(body, Error):
-            if body.code == ErrorCode.UNKNOWN_READER and reopen(call.number):
-                self.unsent[call.sequence] = call
-                return
-            if call.where is None:
-                call.error = error_of(body, address)
-            else:
-                call.error = error_as(body, call.where)
+            call.error = error_of(body, address)
         else:
             call.reply = message
         self.forget([call])
         self.news.ring()
+        call.done()

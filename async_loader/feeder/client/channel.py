@@ -13,7 +13,7 @@ from async_loader.feeder.wire import Message, OpenReader, OpenWriter, encode
 from async_loader.feeder.wire.codes import CONTROL_BYTES
 
 R = TypeVar("R")
-Failure = Callable[[], AsyncLoaderError]
+Failure = Callable[[], AsyncLoaderError | OSError]
 """Makes the error to raise; a new one for each thread."""
 
 

@@ -6,11 +6,11 @@ import contextlib
 import threading
 import warnings
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from multiprocessing import util
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -23,30 +23,55 @@ from async_loader.feeder.client.arguments import (
     newer_than_of,
     version_of,
     weights_name,
-    without_codecs,
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.stats import ClientStats, Traffic
-from async_loader.feeder.client.table import SampleReaders, TableClient, W
+from async_loader.feeder.client.reader_channel import ReaderChannel
+from async_loader.feeder.client.remote_table import IdleSources
+from async_loader.feeder.client.source import RemoteSource
+from async_loader.feeder.client.stats import ClientStats
+from async_loader.feeder.client.table import TableClient
 from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
-from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
-from async_loader.replay.arguments import storable
-from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.schema import Schema, SchemaLike
 
 if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
+_COUNTED = sorted(ClientStats.COUNTERS - {"sessions"})
+
+
+class ClosedAtExit:
+    """A client as a context manager: it closes itself at the end of the block."""
+
+    @abstractmethod
+    def close(self, timeout_s: float | None = None) -> None:
+        """End."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError as late:
+            if error is None:
+                raise
+            if not isinstance(error, type(late)):  # else the same error would be shown twice
+                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
+
 
 @explain_wrong_attributes
-class Client:
+class Client(ClosedAtExit):
     """A connection to a feeder. Made by `connect`.
 
     Threads: any. After a fork, the child makes its own.
@@ -59,17 +84,13 @@ class Client:
 
     def __init__(self, connection: Connection, timeout_s: float) -> None:
         self._connection, self._timeout_s = connection, timeout_s
-        self._lock = threading.Lock()
         self._embedded: Embedded | None = None  # was started for this client, and ends with it
         self._runs: dict[str, str] = {}  # by name: the run of the last weights received
         self._ended_runs: set[str] = set()  # names whose run another client has ended
         self._published: dict[str, int] = {}  # by name: the newest version of this client
         self._publishing = threading.Lock()
-        self._lost: dict[str, Counter[int]] = {}  # rows, by table and number of the server
-        self._traffic = Traffic()
-        self._has_read = self._traffic.add
         # by table: `client.table(name).sample(n)` at each step opens no further reader
-        self._sample_readers: defaultdict[str, SampleReaders] = defaultdict(SampleReaders)
+        self._sample_readers: dict[str, IdleSources[RemoteSource]] = {}
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -106,8 +127,7 @@ class Client:
     def table(self, name: str) -> TableClient:
         """Return a table; the feeder is asked for it at its first use."""
         self._connection.check()
-        with self._lock:
-            readers = self._sample_readers[name]
+        readers = self._sample_readers.setdefault(name, IdleSources())
         return TableClient(self, self._connection, name, self._timeout_s, readers)
 
     @explain_wrong_names
@@ -160,28 +180,19 @@ class Client:
         SchemaError, ConfigError, Timeout, Closed, Broken
         """
         name, number = weights_name(name), version_of(version, tensors)
-        if name in self._ended_runs:
-            return False
         packed = weights.packed(name, tensors)
         return self._publish(name, packed, number, self._deadline(timeout_s))
 
     def _publish(self, name: str, packed: weights.Packed, version: int, deadline: Deadline) -> bool:
         """As `publish`, of weights that may go to several feeders."""
-        if name in self._ended_runs:
-            return False
         connection = self._connection
         connection.check_fork()
-        if not self._publishing.acquire(timeout=min(deadline.left_or_inf(), threading.TIMEOUT_MAX)):
-            text = f"weights {name!r} wait for those that another thread is still publishing"
-            raise Timeout(f"{text}: the call may be made again")
-        try:
+        with self._publishing:
             known = self._published.get(name, -1)
             said = weights.publish(connection, name, packed, version, deadline, known)
             if said.newest:
                 self._published[name] = max(known, version)
                 connection.old_rows.newest[name] = version
-        finally:
-            self._publishing.release()
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
@@ -226,8 +237,7 @@ class Client:
         name, newer_than = weights_name(name), newer_than_of(newer_than)
         wait_s = seconds("timeout_s", timeout_s)
         deadline = AnswerDeadline(self._connection, wait_s, self._timeout_s)
-        found = self._latest(name, newer_than, wait_s, deadline, as_torch)
-        return None if isinstance(found, weights.Missing) else found
+        return self._latest(name, newer_than, wait_s, deadline, as_torch)
 
     def _latest(
         self,
@@ -236,8 +246,8 @@ class Client:
         wait_s: float,
         deadline: Deadline,
         as_torch: bool,
-    ) -> Published | weights.Missing:
-        """As `latest`, with an end of the whole call; says why there are none."""
+    ) -> Published | None:
+        """As `latest`, with an end of the whole call."""
         run = self._runs.get(name)
         if isinstance(newer_than, Published):
             run, newer_than = newer_than.run, newer_than.version
@@ -245,7 +255,7 @@ class Client:
         found = weights.latest(
             self._connection, name, newer_than, known, wait_s, deadline, as_torch
         )
-        if not isinstance(found, weights.Missing):
+        if found is not None:
             self._runs[name] = found.run
             self._connection.old_rows.newest[name] = found.version
         return found
@@ -255,38 +265,21 @@ class Client:
 
         By the number of the server: 0 is the first one.
         """
-        with self._lock:
-            return dict(self._lost.get(table, ()))
+        lost = dict(self._connection.lost)
+        return {server: rows for (name, server), rows in lost.items() if name == table}
 
     def stats(self) -> ClientStats:
         """Return what was sent, lost and received so far."""
         connection = self._connection
         heard = connection.session.heard_at
+        counted: Any = {name: connection.counts[name] for name in _COUNTED}
         return ClientStats(
-            **self._traffic.totals(),
+            **counted,
+            bytes_kept=sum(one.outbox.nbytes for one in connection.channels(WriterChannel)),
             sessions=connection.session.opened,
             last_heard_s=None if heard is None else connection.clock() - heard,
             connected=connection.is_open,
         )
-
-    def _open_writer(
-        self,
-        kind: type[W],
-        table: str,
-        stream: Hashable | None,
-        schema: SchemaLike | None,
-        options: WriterOptions,
-    ) -> W:
-        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
-        name = fresh_stream() if stream is None else stream_name(stream)
-        connection = self._connection
-        channel: WriterChannel = connection.add(
-            lambda number: WriterChannel(connection, number, table, name, known, options)
-        )
-        with self._lock:
-            channel.lost = self._lost.setdefault(table, channel.lost)
-        self._traffic.add(channel)
-        return kind(connection, channel, self._timeout_s, self)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush and close all writers and sources, and end. May be called again.
@@ -301,15 +294,17 @@ class Client:
         deadline, first = self._deadline(timeout_s), None
         self._connection.check_fork()
         try:
-            for writer in self._traffic.open_writers():
+            for writer in self._connection.channels(WriterChannel):
                 try:
-                    writer.close(deadline)
+                    if not writer.told:
+                        writer.close(deadline)
                 except AsyncLoaderError as error:
                     first = first or error
-            for reader in self._traffic.open_reads():
+            readers = self._connection.channels(ReaderChannel)
+            for reader in readers:
                 reader.close(used=True)
             self._connection.wake()
-            for reader in self._traffic.open_reads():
+            for reader in readers:
                 if reader.leased:  # the feeder has to know which batches were used
                     with contextlib.suppress(Timeout):
                         reader.wait_closed(deadline, str)
@@ -324,23 +319,6 @@ class Client:
             self._end.detach()  # last: a close that was interrupted may be made again
         if first is not None:
             raise first
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError as late:
-            if error is None:
-                raise
-            if not isinstance(error, type(late)):  # else the same error would be shown twice
-                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)

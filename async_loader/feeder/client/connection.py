@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from async_loader.errors import Unsupported
 from async_loader.feeder.client.calls import Call
@@ -14,6 +14,7 @@ from async_loader.feeder.reach import hint
 from async_loader.feeder.wire import Message
 from async_loader.lifecycle import Deadline, join
 
+C = TypeVar("C")
 _SILENT_BEATS = 3
 """Heartbeats without a sign of life: a call waits no longer than its own time, and a shard's rows
 are left out of batches."""
@@ -55,6 +56,10 @@ class Connection(IoThread):
             channel = self._channels[self._numbers] = make(self._numbers)
         self.wake()
         return channel
+
+    def channels(self, kind: type[C]) -> list[C]:
+        """Return the writers or the readers that are not over."""
+        return [one for one in tuple(self._channels.values()) if isinstance(one, kind)]
 
     def call(self, call: Call, deadline: Deadline) -> Message:
         """Send a request and wait for its answer; it is sent again after a reconnect.

@@ -28,7 +28,7 @@ _KINDS: dict[int, type[AsyncLoaderError]] = {
     ErrorCode.SCHEMA: SchemaError,
     ErrorCode.TIMEOUT: Timeout,
     ErrorCode.MALFORMED: Malformed,
-    ErrorCode.TOO_LARGE: Malformed,
+    ErrorCode.TOO_LARGE: ConfigError,
     ErrorCode.CONFIG: ConfigError,
     ErrorCode.NOT_ENOUGH: NotEnoughData,
     ErrorCode.OUT_OF_MEMORY: OutOfMemory,
@@ -45,28 +45,17 @@ _AS_THERE = {
 }
 
 
-class TooLarge(ConfigError):
-    """More was asked for than a message holds."""
-
-
-def error_of(body: Error, where: str) -> AsyncLoaderError:
-    """Return the error for the thread that asked. ``where``: an address, or a table."""
-    kind = _KINDS.get(body.code, Broken)
+def error_of(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSError:
+    """Return what a call raised there, with its text. ``where``: an address, or a table."""
+    kind, code, text = _KINDS.get(body.code, Broken), body.code, body.text
+    if code == ErrorCode.FILES:
+        return OSError(body.expected or 0, text)
+    if code == ErrorCode.NOT_ENOUGH:
+        return NotEnoughData(text, needed, body.expected or 0)
+    if code in _AS_THERE:
+        return kind(text)
     again = " (it may be asked again)" if body.retryable and kind is Broken else ""
-    return kind(f"the feeder says ({where}): {body.text}{again}")
-
-
-def error_as(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSError:
-    """Return what a call of a table raised there, with its text; other errors as `error_of`."""
-    if body.code == ErrorCode.FILES:
-        return OSError(body.expected or 0, body.text)
-    if body.code == ErrorCode.NOT_ENOUGH:
-        return NotEnoughData(body.text, needed, body.expected or 0)
-    if body.code in _AS_THERE:
-        return _KINDS[body.code](body.text)
-    if body.code == ErrorCode.TOO_LARGE:
-        return TooLarge(body.text)
-    return error_of(body, where)
+    return kind(f"the feeder says ({where}): {text}{again}")
 
 
 def state_of(session: Session, now: float, refusal: str, address: str) -> str:

@@ -5,9 +5,9 @@
     free ─take─▶ a buffer is filled ─▶ INSERT names the slot ─▶ ACK ─▶ free
 
 # NOTE [slots of a writer]
-The memory is offered after the first large message, and again each time that the writer is opened
-again: a slot keeps its message until that is acknowledged, whichever server does it. Until the
-feeder has taken the memory, and where it takes none, the same rows go over the socket.
+The memory is offered before the first large message, and again each time that the writer is opened
+again: a slot keeps its message until that is acknowledged, whichever server does it. Where the
+feeder takes no memory, the same rows go over the socket.
 """
 
 from __future__ import annotations
@@ -26,29 +26,45 @@ _log = logging.getLogger(__name__)
 
 
 class InsertMemory:
-    """The memory of one writer.
-
-    Thread rule: `offer` and `close` belong to the IO thread, the rest is under the writer's lock.
+    """The memory of writer ``number``. Thread rule: under the writer's lock.
 
     Attributes
     ----------
-    wanted : bool
-        Whether to offer it: a message is large, and the feeder was not asked yet.
     taken : bool
         Whether the feeder reads from it now.
     free : list of int
         Slots without a message.
     """
 
-    def __init__(self) -> None:
-        self.taken = self.wanted = self._refused = False
+    def __init__(self, port: IoThread, table: str, number: int) -> None:
+        self._port, self._table, self._number = port, table, number
+        self.taken, self._asked = False, True
         self.free: list[int] = []
         self._segment: Segment | None = None
         self._slot_bytes = 0
 
-    def offer(self, slot_bytes: int, number: int, table: str, port: IoThread) -> None:
-        """Offer the memory of writer ``number``."""
-        self.wanted, endpoint = False, port.memory_endpoint
+    def begin(self, opened: bool) -> None:
+        """The writer is opened (again): the feeder does not have the memory, and may be asked."""
+        self.taken, self._asked = False, not opened
+
+    def take(self, nbytes: int, slot_bytes: int) -> Slot | None:
+        """Return a free slot for ``nbytes``; ``None``: use the socket.
+
+        The memory is offered where it was not: the answer comes at once, unless the feeder is
+        stopped.
+        """
+        if not self._asked:
+            self._asked = True
+            self._offer(slot_bytes)
+        if not self.taken or nbytes > self._slot_bytes or not self.free:
+            return None
+        assert self._segment is not None
+        number = self.free.pop()
+        return number, self._segment.view(number * self._slot_bytes, nbytes)
+
+    def _offer(self, slot_bytes: int) -> None:
+        port = self._port
+        endpoint = port.memory_endpoint
         if endpoint is None:
             return
         try:
@@ -58,32 +74,16 @@ class InsertMemory:
                 segment = Segment.create(nbytes, purpose, commit=False)
                 segment.seal()
                 self._segment, self.free = segment, list(range(SLOTS))
-            offer = Offer(port.session.number, number, SLOTS, self._slot_bytes, "writer")
+            offer = Offer(port.session.number, self._number, SLOTS, self._slot_bytes, "writer")
             offer.send(endpoint, self._segment.fileno())
             self.taken = True
         except (AsyncLoaderError, OSError) as error:
-            self._refused = True
             text = "rows of table %r go to %s over its socket, not in shared memory: %s"
-            _log.debug(text, table, port.address, error)
-
-    def begin(self) -> None:
-        """The writer is opened (again): the feeder does not have the memory."""
-        self.taken = self._refused = False
-
-    def take(self, nbytes: int) -> Slot | None:
-        """Return a free slot for ``nbytes``, and want memory; ``None``: use the socket."""
-        if not self.taken:
-            self.wanted = not self._refused
-            return None
-        if nbytes > self._slot_bytes or not self.free:
-            return None
-        assert self._segment is not None
-        number = self.free.pop()
-        return number, self._segment.view(number * self._slot_bytes, nbytes)
+            _log.debug(text, self._table, port.address, error)
 
     def close(self) -> None:
         """Free the memory. The feeder keeps what it has mapped."""
         segment, self._segment, self.free = self._segment, None, []
-        self.taken, self._refused = False, True
+        self.taken, self._asked = False, True
         if segment is not None:
             segment.close()

@@ -21,6 +21,7 @@ import secrets
 import socket as hosts
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,10 @@ class IoThread:
     fate : callable
         Returns the error of a server that will not come back, or None. Asked while it is lost.
     old_rows : OldRows
+    counts : Counter
+        What was sent, lost and received so far, by the names of `ClientStats`.
+    lost : Counter
+        Acknowledged rows that were lost, by table and number of the server that had them.
     servers : int
         Servers before the present one: ids of rows belong to one server.
     wake : callable
@@ -119,6 +124,9 @@ class IoThread:
         self.wake, self.yield_to_io = self._waker.wake, self._waker.yield_to_io
         self.news, self.sequence = self._calls.news, self._calls.sequence
         self._channels: dict[int, Channel] = {}
+        self.counts: Counter[str] = Counter()
+        self.lost: Counter[tuple[str, int]] = Counter()
+        self._counting = threading.Lock()
         self._failure: Failure | None = None
         self._parting = math.inf  # when the sockets are closed after an END, or a cut
         self._session_due = -math.inf  # when the session has to step, or earlier
@@ -132,6 +140,11 @@ class IoThread:
     def forget(self, channel: Channel) -> None:
         """Step a channel no more. Any thread, finalizers too: it takes no lock."""
         self._channels.pop(channel.number, None)
+
+    def count(self, **more: int) -> None:
+        """Add to counts. Any thread."""
+        with self._counting:
+            self.counts.update(more)
 
     # -- what both sides speak ---------------------------------------------------------------------
 
@@ -315,18 +328,11 @@ class IoThread:
             self._parting = self.clock() + _LAST_WORDS_S
             self._calls.note_end(message)
         elif self._calls.is_answer(plane, message):
-            self._calls.answer(message, self.address, self._reopen)
+            self._calls.answer(message, self.address)
         else:
             channel = self._channels.get(message.number)
             if channel is not None:
                 guarded(channel, channel.take, message, self.clock())
-
-    def _reopen(self, number: int) -> bool:
-        channel = self._channels.get(number)
-        if channel is None:
-            return False
-        channel.begin()
-        return True
 
     def _lose_session(self, moved: bool = False) -> None:
         self.session.lost(self.clock(), moved)

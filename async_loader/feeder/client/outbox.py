@@ -60,19 +60,6 @@ class Entry:
         return self.rows - self.finals
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counts since the outbox was made."""
-
-    messages_sent: int = 0
-    messages_resent: int = 0
-    messages_acked: int = 0
-    rows_acked: int = 0
-    rows_dropped: int = 0
-    rows_lost: int = 0
-    bytes_sent: int = 0
-
-
 class Outbox:
     """Delivers each message once, in order, by sending it as often as it takes.
 
@@ -82,6 +69,8 @@ class Outbox:
         Bytes kept at most, sent or not; a single message may be larger.
     done : callable
         Called with each message that is acknowledged, or dropped before it was sent.
+    count : callable
+        Called with what to add to counts, by the names of `ClientStats`.
 
     Attributes
     ----------
@@ -93,14 +82,15 @@ class Outbox:
         Messages that are acknowledged or dropped, and all that were put.
     """
 
-    def __init__(self, buffer_bytes: int, done: Callable[[Entry], object]) -> None:
-        self.buffer_bytes, self._done = buffer_bytes, done
+    def __init__(
+        self, buffer_bytes: int, done: Callable[[Entry], object], count: Callable[..., object]
+    ) -> None:
+        self.buffer_bytes, self._done, self._count = buffer_bytes, done, count
         self.window_bytes = self.window_rows = 0
         self.queue = False
         self.base = self.nbytes = self.done_total = self.cursor = 0
-        self.counts = Counts()
         self.entries: deque[Entry] = deque()
-        self._high = self._sent_bytes = self._sent_rows = 0
+        self._high = self._sent_bytes = self._sent_rows = self._acked = 0
         self._history: deque[int] = deque(maxlen=_HISTORY)
 
     @property
@@ -144,11 +134,9 @@ class Outbox:
 
     def sent(self) -> None:
         """Note that the message of `next` was sent."""
-        entry, counts = self.entries[self.cursor], self.counts
+        entry, again = self.entries[self.cursor], self.cursor < self._high
         entry.sent += 1
-        counts.messages_resent += self.cursor < self._high
-        counts.messages_sent += 1
-        counts.bytes_sent += entry.nbytes
+        self._count(messages_sent=1, messages_resent=again, bytes_sent=entry.nbytes)
         self.cursor += 1
         self._high = max(self._high, self.cursor)
         self._sent_bytes += entry.nbytes
@@ -164,6 +152,7 @@ class Outbox:
         count = min(applied - self.base, self._high)
         if count <= 0:
             return False
+        rows = 0
         for i in range(count):
             entry = self.entries.popleft()
             self.nbytes -= entry.nbytes
@@ -172,12 +161,13 @@ class Outbox:
                 self._sent_rows -= entry.rows
             self._done(entry)
             self._history.append(entry.steps)
-            self.counts.rows_acked += entry.steps
+            rows += entry.steps
         self.base += count
         self.cursor = max(0, self.cursor - count)
         self._high -= count
         self.done_total += count
-        self.counts.messages_acked += count
+        self._acked += rows
+        self._count(messages_acked=count, rows_acked=rows)
         return True
 
     def reopened(
@@ -203,7 +193,7 @@ class Outbox:
             self.acked(applied)
             return 0
         if not resumed or missing > len(history):  # more than is remembered: at most all
-            lost = self.counts.rows_acked - self.counts.rows_lost
+            lost = self._acked
             history.clear()
         else:
             lost = sum(history.pop() for _ in range(missing))
@@ -212,7 +202,8 @@ class Outbox:
             self.put(cut())
             self.entries.rotate(1)
             self.done_total -= 1  # so that earlier values of `put_total` are still reached
-        self.counts.rows_lost += lost
+        self._acked -= lost
+        self._count(rows_lost=lost)
         return lost
 
     def drop_oldest(self, cut: Callable[[frozenset[int]], Entry]) -> bool:
@@ -236,5 +227,5 @@ class Outbox:
         self.entries.insert(self._high, made)
         self.nbytes += made.nbytes
         self.done_total += len(dropped) - 1
-        self.counts.rows_dropped += dropped[-1].steps
+        self._count(rows_dropped=dropped[-1].steps)
         return True

@@ -1,4 +1,4 @@
-"""The batches of one reader and the credit for them, as arithmetic.
+"""The batches of one reader and the credit for them: the learner's side of a reader.
 
 ::
 
@@ -8,30 +8,22 @@
 
 from __future__ import annotations
 
-import math
+import enum
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.client.channel import Failure
-from async_loader.feeder.client.notifier import Notifier
-from async_loader.feeder.client.slots import FilledSlot, ReaderSlots, SocketBatch, Unpacking
-from async_loader.feeder.wire import (
-    MOST_AHEAD,
-    REDELIVERED,
-    Batch,
-    BatchForm,
-    CloseReader,
-    Message,
-    Reader,
-    SlotBatches,
-    TotalsReply,
-    schema_of,
-)
+import numpy.typing as npt
+
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import AsyncLoaderError
+from async_loader.feeder.client.channel import Failure, Request, check_opener
+from async_loader.feeder.client.slots import ReaderSlots
+from async_loader.feeder.wire import REDELIVERED, BatchForm, CloseReader, OpenReader
 from async_loader.lifecycle import EventFd
 from async_loader.schema import Schema
+from async_loader.shm.slot_leases import COPY_BELOW, Lease
 
 if TYPE_CHECKING:
     from async_loader.feeder.client.connection import Connection
@@ -42,68 +34,93 @@ weights and priorities are those of the moment of the draw."""
 Transport = Literal["auto", "shm", "tcp"]
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderOptions:
-    """What the user wants of a reader.
+class ReaderPhase(enum.Enum):
+    """Where a reader is."""
 
-    Attributes
-    ----------
-    prefetch : int | None
-        Batches on their way or waiting here; 0: each is drawn when a thread waits for it.
-        ``None``: `ahead_of` decides once the schema is known.
-    transport : "auto" | "shm" | "tcp"
-    planned : int
-        Batches that a loader plans ahead of the learner.
-    most : int
-        Batches ahead at most, where `ahead_of` decides.
-    totals_every_s : float | None
-        Seconds after which TOTALS are asked for again, while a thread waits; ``None``: never.
-    """
+    WANTED = "opening"
+    READY = "ready"
+    CLOSING = "closing"
+    CLOSED = "closed"
+    FAILED = "failed"
 
-    prefetch: int | None
-    transport: Transport = "tcp"
-    planned: int = 0
-    most: int = AHEAD_MOST
-    totals_every_s: float | None = None
+
+OVER = {ReaderPhase.CLOSED, ReaderPhase.FAILED}
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
-    """On batch ``number`` of an ``opening`` of a reader; ``server`` is the server it came from.
+class ReceivedBatch:
+    """One batch that is not unpacked; of a queue also the lease on it.
 
-    ``handed_out``: user code may have seen the batch.
+    Attributes
+    ----------
+    reader : ReaderBatches
+    number, opening : int
+        It is batch ``number`` of an ``opening`` of the reader.
+    server : int
+        Whose ids it has, see `Connection.servers`.
+    layout : BatchLayout
+    rows : int
+    block : uint8 array | None
+        Its bytes; ``None`` once it was unpacked.
+    lends : bool
+        Whether arrays may be views of the block.
+    slot, slots : int, ReaderSlots | None
+        Where it lies in shared memory.
+    handed_out : bool
+        User code may have seen it.
     """
 
     reader: ReaderBatches
     number: int
     opening: int
     server: int
+    layout: BatchLayout
+    rows: int
+    block: Lease | None
+    lends: bool = True
+    slot: int = -1
+    slots: ReaderSlots | None = None
     handed_out: bool = False
 
+    def copy(self) -> None:
+        """Copy the batch, which frees its slot."""
+        assert self.block is not None
+        self.block, self.lends, self.slots = self.block[: self.layout.nbytes].copy(), True, None
 
-@dataclass(slots=True, eq=False)
-class ReceivedBatch:
-    """One batch, not unpacked. ``server`` says whose ids it has, see `Connection.servers`."""
-
-    body: SocketBatch | FilledSlot
-    lease: Lease | None
-    server: int
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return the arrays: views of the block while that can be lent, else of a copy. Once."""
+        if not self.lends or (self.slots is not None and not self.slots.lend(self.slot)):
+            self.copy()
+        assert self.block is not None
+        arrays = self.layout.views(self.block)
+        return arrays if len(arrays[0]) == self.rows else [array[: self.rows] for array in arrays]
 
 
 class ReaderBatches:
-    """What the learner is sent, has, and gives back. Under the lock, unless a method takes it.
+    """The learner's side of one reader of one table.
+
+    What changes does so under ``lock``; methods take it, unless they say otherwise.
 
     Parameters
     ----------
     port : Connection
-    options : ReaderOptions
+    number : int
+    wanted : OpenReader
+    prefetch : int | None
+        Batches on their way or waiting here; 0: each is drawn when a thread waits for it.
+        ``None``: `ahead_of` decides once the schema is known.
+    asked : "auto" | "shm" | "tcp"
+    planned : int
+        Batches that a loader plans ahead of the learner.
+    wait_s : float | None
+        Of a reader for calls: how long the present one may wait.
 
     Attributes
     ----------
+    dropped : bool
+        The source was garbage-collected: close the reader.
     bell : EventFd | None
         Rung when something changes, while a thread waits on it. Set by `listen`.
-    wait_s : float | None
-        Of a reader for calls: how long the present one may wait.
     opening : int
         Openings so far: leases of earlier ones are void.
     server : int
@@ -120,42 +137,55 @@ class ReaderBatches:
         Batches before END.
     complaint : AsyncLoaderError | None
         The newest error after which the reader goes on, for the thread that waits.
-    batches, redelivered : int
-        Received so far, over all openings.
-    leases : dict of Lease
+    leases : dict of ReceivedBatch
         Of this opening, by number: batches that are here, or with the learner.
-    settled : deque of Lease
+    settled : list of ReceivedBatch
         Batches that were used, which the feeder has to be told.
-    totals : TotalsReply | None
-        What the feeder has said of how much there is to draw from, in this session.
-    totals_at, heard_at : float
-        When TOTALS is sent, and when the last answer came.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be opened.
     """
 
-    def __init__(self, port: Connection, options: ReaderOptions) -> None:
-        self.port, self.options = port, options
+    def __init__(
+        self,
+        port: Connection,
+        number: int,
+        wanted: OpenReader,
+        prefetch: int | None,
+        asked: Transport,
+        planned: int,
+        wait_s: float | None,
+    ) -> None:
+        check_opener(wanted)
+        self.port, self.number, self.wanted, self.wait_s = port, number, wanted, wait_s
+        self._prefetch, self._asked, self._planned = prefetch, asked, planned
         self.lock = threading.Lock()
-        self.news = Notifier(self.lock)
         self.bell: EventFd | None = None
+        self.phase = ReaderPhase.WANTED
         self.failure: Failure | None = None
-        self.wait_s: float | None = None
+        self.dropped = self.leased = False
         self.opening = self.server = 0
         self.schema: Schema | None = None
-        self.leased = False
         self.eta: float | None = None
         self.transport: Literal["shm", "tcp"] | None = None
         self.slots: ReaderSlots | None = None
-        self._unpacking: Unpacking | None = None
-        self.ahead = options.prefetch or 0
+        self._form: BatchForm | None = None
+        self.ahead = prefetch or 0
         self.granted = self.told = self.received = 0
         self.ended_after: int | None = None
         self.waiting: deque[ReceivedBatch] = deque()
         self.complaint: AsyncLoaderError | OSError | None = None
-        self.batches = self.redelivered = 0
-        self.leases: dict[int, Lease] = {}
-        self.settled: deque[Lease] = deque()
-        self.totals: TotalsReply | None = None
-        self.totals_at, self.heard_at = math.inf, 0.0
+        self.leases: dict[int, ReceivedBatch] = {}
+        self.settled: list[ReceivedBatch] = []
+        self._request = Request()
+        self._remind_at = 0.0
+        self._parting: CloseReader | None = None
+        self._barred = False  # from shared memory, in this session
+        self._logged = ""
+
+    # -- the learner -------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
@@ -164,14 +194,10 @@ class ReaderBatches:
         Credit goes out by halves of what may be ahead, as each PULL wakes two threads and a server.
         Less only if the feeder has nothing left to send, for want of credit or of slots.
         """
-        slots, untold, ahead = self.slots, self.granted - self.told, self.ahead
-        idle, free = self.told <= self.received, 0
-        enough = 2 * untold >= ahead and untold > 0
+        new, idle, slots = self.granted - self.told, self.told <= self.received, self.slots
         if slots is not None and not slots.copies:  # else slots go with the credit
-            free, theirs = slots.free, slots.theirs
-            enough |= 2 * free >= ahead >= 2 * theirs and free > 0
-            idle |= not theirs
-        return enough or ((untold > 0 or free > 0) and not self.waiting and idle)
+            new, idle = max(new, slots.ring.free), idle or not slots.theirs
+        return new > 0 and (2 * new >= self.ahead or (idle and not self.waiting))
 
     @property
     def ended(self) -> bool:
@@ -180,137 +206,73 @@ class ReaderBatches:
         return after is not None and not self.waiting and self.received >= after
 
     def next(self) -> ReceivedBatch | None:
-        """Return the next received batch, and grant one credit.
+        """Return the next received batch, and grant one credit. Under the lock.
 
-        Also for batches from before a reopening, which `opened` has deducted.
+        With prefetch=0, grant it when a consumer starts to wait. Credit is granted also for batches
+        from before a reopening, which `_opened` has deducted.
         """
-        if not self.waiting:
-            return None
-        body = self.waiting[0].body
-        if isinstance(body, FilledSlot):
-            body.copy()  # before it is taken: an interrupt leaves it here
-        self.granted += self.ahead > 0
-        return self.waiting.popleft()
+        if self.waiting:
+            if self.waiting[0].layout.nbytes < COPY_BELOW:
+                self.waiting[0].copy()  # before it is taken: an interrupt leaves it here
+            self.granted += self.ahead > 0
+            return self.waiting.popleft()
+        if self.phase is ReaderPhase.READY and not self.ahead and self.granted == self.received:
+            self.granted += 1
+        return None
 
     def listen(self, bell: EventFd | None) -> None:
         """A thread begins to wait, or waits no more: an earlier complaint is not for it."""
         with self.lock:
             self.bell, self.complaint = bell, None
 
-    def complain(self, error: AsyncLoaderError) -> None:
-        """Note an error, if a thread waits: the feeder also sends them to a learner that is busy.
+    def ring(self) -> None:
+        """Ring the bell of a thread that waits. Any thread."""
+        with self.lock:
+            self._ring_bell()
 
-        One that begins to wait later is sent another.
-        """
+    def _ring_bell(self) -> None:
         if self.bell is not None:
-            self.complaint = error
+            self.bell.ring()
 
-    # -- leases ------------------------------------------------------------------------------------
-
-    def holds(self, lease: Lease) -> bool:
+    def _holds(self, lease: ReceivedBatch) -> bool:
         """Return whether a batch is still this learner's: the feeder has not taken it back.
 
         Batches of an earlier server are in no other table, so they stay.
         """
-        return (
-            lease.opening == self.opening
-            or lease.server != self.server
-            or self.ended_after is not None
-        )
+        current = lease.opening == self.opening or lease.server != self.server
+        return current or self.ended_after is not None
 
-    def hand_out(self, lease: Lease) -> bool:
+    def hand_out(self, lease: ReceivedBatch) -> bool:
         """Note that user code has the batch from here on; return False if it was given back."""
         with self.lock:
-            lease.handed_out = self.holds(lease)
+            lease.handed_out = self._holds(lease)
             return lease.handed_out
 
-    def settle(self, lease: Lease) -> None:
+    def settle(self, lease: ReceivedBatch) -> None:
         """Note that a batch was used."""
         with self.lock:
             if lease.handed_out and self.leases.get(lease.number) is lease:
-                del self.leases[lease.number]
-                self.settled.append(lease)
+                self.settled.append(self.leases.pop(lease.number))
 
-    def take_settled(self) -> list[int]:
-        """Return the numbers of used batches, once."""
-        leases = [self.settled.popleft() for _ in range(len(self.settled))]
-        return [one.number for one in leases if one.opening == self.opening]
-
-    def give_back(self, used: bool) -> CloseReader:
+    def _give_back(self, used: bool) -> None:
         """Give back all leases, or all but those of batches that were handed out, if ``used``."""
         leases = self.leases
         seen = [] if used else [number for number, one in leases.items() if one.handed_out]
         unseen = [number for number, one in leases.items() if not one.handed_out]
-        numbers = (*seen, *unseen)
-        self.opening += 1  # so `holds` is false for all of them
-        leases.clear()
-        self.settled.clear()
-        self.waiting.clear()
-        return CloseReader(self.received, len(seen), numbers)
+        self._parting = CloseReader(self.received, len(seen), (*seen, *unseen))
+        self.opening += 1  # so `_holds` is false for all of them
+        for one in (leases, self.settled, self.waiting):
+            one.clear()
 
-    # -- openings ----------------------------------------------------------------------------------
-
-    def session_begins(self) -> None:
-        """There is a new session: credit counts anew."""
-        self.totals = None
-        if self.options.totals_every_s is not None:
-            self.totals_at = 0.0
-        if self.ended_after is not None:  # batches before the END have come, or never will
-            self.ended_after = self.received
-
-    def asks(self) -> None:
-        """An OPEN_READER is sent: drop batches that the server draws again."""
-        self.server, self.opening = self.port.servers, self.opening + 1
-        self.leases.clear()
-        self.waiting = deque(
-            one for one in self.waiting if one.lease is None or self.holds(one.lease)
-        )
-
-    def opened(self, body: Reader, batch_size: int) -> None:
-        """Take the answer to OPEN_READER."""
-        options = self.options
-        schema = self.schema = schema_of(body.schema)
-        self.leased, self.eta = body.leased, body.eta
-        form = BatchForm.of(schema, batch_size)
-        self._unpacking, nbytes, wished = Unpacking(form), form.nbytes, options.prefetch
-        if wished is None:
-            wished = min(ahead_of(schema, nbytes, options.planned), options.most)
-        shared = body.transport == "shm"
-        self.ahead = min(wished, MOST_AHEAD if shared else self.port.limits.ahead(nbytes))
-        self.received = self.told = 0
-        self.granted = max(0, self.ahead - len(self.waiting))
-
-    def receive(self, message: Message, body: Batch | SlotBatches) -> None:
-        """Take batches. Drop those that are here, and those of an earlier opening.
-
-        Raises
-        ------
-        Malformed
-        """
-        first, unpacking = message.sequence, self._unpacking
-        if first < self.received:
-            return
-        if isinstance(body, Batch):
-            assert unpacking is not None
-            found = unpacking.form.blocks(body)
-            if first + len(found) <= self.granted:  # else of an earlier opening
-                for i, block in enumerate(found):
-                    self._add(first + i, SocketBatch(unpacking, block), message.flags)
-        elif first + len(body.places) <= self.granted:
-            if self.slots is None:
-                raise Malformed("a batch came in shared memory, and none was offered")
-            for i, place in enumerate(body.places):
-                self._add(first + i, self.slots.take(place), place.flags)
-
-    def _add(self, number: int, body: SocketBatch | FilledSlot, flags: int) -> None:
-        self.received = number + 1
-        self.batches += 1
+    def _add(self, flags: int, *batch: Any) -> None:
+        """Add a received batch; ``batch``: what `ReceivedBatch` takes from its layout on."""
+        made = ReceivedBatch(self, self.received, self.opening, self.server, *batch)
         self.complaint = None
-        self.redelivered += bool(flags & REDELIVERED)
-        lease = None
+        self.port.count(batches=1, batches_redelivered=bool(flags & REDELIVERED))
         if self.leased:
-            lease = self.leases[number] = Lease(self, number, self.opening, self.server)
-        self.waiting.append(ReceivedBatch(body, lease, self.server))
+            self.leases[self.received] = made
+        self.received += 1
+        self.waiting.append(made)
 
 
 def ahead_of(schema: Schema, batch_bytes: int, planned: int) -> int:

@@ -3,9 +3,8 @@
 ::
 
     WANTED ─OPEN_READER, READER─▶ READY ─CLOSE_READER─▶ CLOSING ─DONE─▶ CLOSED
-      ▲                  │ shm    ▲ │          any but CLOSED ──▶ FAILED
-      │                  └▶ OFFERING│
-      └─ new session, UNKNOWN_READER, worn memory
+      ▲                             │          any but CLOSED ──▶ FAILED
+      └─ new session, UNKNOWN_READER
 
 # NOTE [shared memory]
 Where the feeder takes memory, and the user did not ask for "tcp", OPEN_READER asks for shared
@@ -16,21 +15,22 @@ may still write into the old one.
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
+from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, Broken, Malformed, Unsupported
-from async_loader.feeder.client.channel import Failure, Request, check_opener
-from async_loader.feeder.client.errors import error_as, error_of
-from async_loader.feeder.client.reader_batches import ReaderBatches, ReaderOptions
+from async_loader.errors import AsyncLoaderError, Malformed, Unsupported
+from async_loader.feeder.client.channel import Failure, Request
+from async_loader.feeder.client.errors import error_of
+from async_loader.feeder.client.reader_batches import OVER, ReaderBatches, ReaderPhase, ahead_of
 from async_loader.feeder.client.slots import SPARE, ReaderSlots
 from async_loader.feeder.wire import (
+    MOST_AHEAD,
     Batch,
+    BatchForm,
     CloseReader,
     Done,
     End,
@@ -43,78 +43,25 @@ from async_loader.feeder.wire import (
     Reader,
     Return,
     SlotBatches,
-    Totals,
-    TotalsReply,
+    schema_of,
 )
 from async_loader.lifecycle import Deadline
+from async_loader.schema import Schema
 
 if TYPE_CHECKING:
-    from async_loader.feeder.client.connection import Connection
+    pass
 
 REMIND_S = 5.0
 """After this long a PULL without a batch is sent again. Credit is absolute, so that is harmless."""
 LATER_S = 0.1
 """Wait before OPEN_READER is sent again after a temporary refusal: the table has no schema yet."""
-TOTALS_AGAIN_S = 1.0
-"""After this long without an answer a TOTALS is sent again."""
 _FULL = (ErrorCode.LIMIT,)
 _ENDS_A_CALL = (ErrorCode.TIMEOUT, ErrorCode.NOT_ENOUGH, *_FULL)
 _log = logging.getLogger(__name__)
 
 
-class ReaderPhase(enum.Enum):
-    """Where a reader is."""
-
-    WANTED = "opening"
-    OFFERING = "offering memory"
-    READY = "ready"
-    CLOSING = "closing"
-    CLOSED = "closed"
-    FAILED = "failed"
-
-
-OVER = {ReaderPhase.CLOSED, ReaderPhase.FAILED}
-
-
 class ReaderChannel(ReaderBatches):
-    """One reader of one table.
-
-    Parameters
-    ----------
-    port, options : Connection, ReaderOptions
-        See `ReaderBatches`.
-    number : int
-    wanted : OpenReader
-
-    Attributes
-    ----------
-    dropped : bool
-        The source was garbage-collected: close the reader.
-
-    Raises
-    ------
-    ConfigError
-        It cannot be opened.
-    """
-
-    def __init__(
-        self, port: Connection, number: int, wanted: OpenReader, options: ReaderOptions
-    ) -> None:
-        super().__init__(port, options)
-        check_opener(wanted)
-        self.number, self.wanted = number, wanted
-        self.phase = ReaderPhase.WANTED
-        self.dropped = False
-        self._request = Request()
-        self._remind_at = 0.0
-        self._parting: CloseReader | None = None
-        self._barred = False  # from shared memory, in this session
-        self._logged = ""
-
-    def ask(self) -> None:
-        """With prefetch=0, grant one credit when a consumer starts to wait. Under the lock."""
-        if self.phase is ReaderPhase.READY and not self.ahead and self.granted == self.received:
-            self.granted += 1
+    """One reader of one table, as the IO thread sees it."""
 
     def close(self, used: bool) -> None:
         """Send CLOSE_READER. Batches go back; handed-out ones too, unless they were ``used``.
@@ -125,16 +72,16 @@ class ReaderChannel(ReaderBatches):
             if self.phase is ReaderPhase.CLOSING or self.phase in OVER:
                 return
             unknown = self.phase is ReaderPhase.WANTED and not self._request.sequence
-            self._parting = self.give_back(used)
-            over = unknown or self.ended_after is not None
+            self._give_back(used)
             self.phase, self._request = ReaderPhase.CLOSING, Request()
-            if over:
+            if unknown or self.ended_after is not None:
                 self._closed()
             self._ring_bell()
 
     def wait_closed(self, deadline: Deadline, why: Callable[[], str]) -> None:
         """Wait for the answer to CLOSE_READER: a lost feeder delivers leased batches again."""
-        self.news.until(lambda: self.phase in OVER or not self.port.is_open, deadline, why)
+        port = self.port
+        port.news.until(lambda: self.phase in OVER or not port.is_open, deadline, why)
 
     # -- the IO thread -----------------------------------------------------------------------------
 
@@ -142,18 +89,18 @@ class ReaderChannel(ReaderBatches):
         """See `Channel`. Credit counts anew; leases of an earlier session are void."""
         with self.lock:
             self._barred = False
-            self.session_begins()
+            if self.ended_after is not None:  # batches before the END have come, or never will
+                self.ended_after = self.received
             if self.phase is ReaderPhase.CLOSING:
                 self.phase = ReaderPhase.CLOSED
             self._open_again()
             self._request, self._parting = Request(), None
             self._ring_bell()
-        self.news.ring()
 
     def _open_again(self, at: float = 0.0) -> None:
         """Open the reader (again), now or at some time."""
         self._forget_memory()
-        if self.phase in (ReaderPhase.OFFERING, ReaderPhase.READY):
+        if self.phase is ReaderPhase.READY:
             self.phase, self._request = ReaderPhase.WANTED, Request(at=at)
 
     def step(self, now: float) -> float | None:
@@ -161,26 +108,21 @@ class ReaderChannel(ReaderBatches):
         port, before = self.port, self.phase
         if self.dropped:
             self.close(used=False)
-        if self.phase is ReaderPhase.OFFERING and port.is_open:
-            self._offer(now)
         due: float | None = None
         with self.lock:
-            slots = self.slots
             if self.phase in OVER:
                 port.forget(self)
                 self._forget_memory()
                 if self._parting is not None and port.is_open:
                     port.send(Plane.CONTROL, self._parting, self.number, port.sequence())
             elif port.is_open:
-                if slots is not None and slots.worn and not self.leased:
-                    self._open_again()  # with new memory
-                self._ask(now)
-                dues = (self._request.at, self._ask_totals(now), self._tell(now))
+                self._open_or_close(now)
+                dues = (self._request.at, self._tell(now))
                 due = min((one for one in dues if one is not None and one > now), default=None)
                 if self.phase is before:
                     return due
             self._ring_bell()
-        self.news.ring()  # a client that closes waits for no feeder that is lost
+        port.news.ring()  # a client that closes waits for no feeder that is lost
         return due
 
     def _tell(self, now: float) -> float | None:
@@ -188,9 +130,10 @@ class ReaderChannel(ReaderBatches):
         if self.phase is not ReaderPhase.READY:
             return None
         port, slots = self.port, self.slots
-        if self.settled and (used := self.take_settled()):
-            body = Return(tuple(used))
-            port.send(Plane.PULL, body, self.number, port.sequence())
+        used = tuple(one.number for one in self.settled if one.opening == self.opening)
+        self.settled.clear()
+        if used:
+            port.send(Plane.PULL, Return(used), self.number, port.sequence())
         if self.due or (self.told > self.received and now >= self._remind_at):
             given = () if slots is None else tuple(slots.give())
             self.told, self._remind_at = self.granted, now + REMIND_S
@@ -198,43 +141,28 @@ class ReaderChannel(ReaderBatches):
             port.send(Plane.PULL, pull, self.number, port.sequence())
         return self._remind_at if self.told > self.received else None
 
-    def _ask_totals(self, now: float) -> float | None:
-        """Send TOTALS if it is due; return when the next one is."""
-        every_s, port = self.options.totals_every_s, self.port
-        if every_s is None or self.phase is not ReaderPhase.READY:
-            return None
-        due = self.totals_at
-        if self.bell is not None and due == math.inf:
-            due = self.heard_at + every_s
-        if due <= now:
-            due = self.totals_at = now + TOTALS_AGAIN_S
-            port.send(Plane.PULL, Totals(), self.number, port.sequence())
-        return due
-
-    def _ask(self, now: float) -> None:
+    def _open_or_close(self, now: float) -> None:
         """Send OPEN_READER or CLOSE_READER where it is due."""
         request, port = self._request, self.port
         if request.sequence or now < request.at:
             return
-        body: OpenReader | CloseReader
+        body: OpenReader | CloseReader | None = None
         if self.phase is ReaderPhase.CLOSING:
-            assert self._parting is not None
-            self._forget_memory()
             body = self._parting
         elif self.phase is ReaderPhase.WANTED and self.ended_after is None:
+            if self._asked != "tcp" and not self._barred and port.memory_endpoint is None:
+                reason = "the feeder takes no shared memory: it listens at ipc:// only for that"
+                self._bar(reason, logging.DEBUG)
+            shared = self._asked != "tcp" and not self._barred
+            transport: Literal["shm", "tcp"] = "shm" if shared else "tcp"
+            body = msgspec.structs.replace(self.wanted, wait_s=self.wait_s, transport=transport)
+            self.server, self.opening = port.servers, self.opening + 1
+            self.leases.clear()  # the server draws those batches again
+            self.waiting = deque(one for one in self.waiting if not self.leased or self._holds(one))
+        if body is not None and self.phase not in OVER:
             self._forget_memory()
-            body = msgspec.structs.replace(self.wanted, wait_s=self.wait_s)
-            if self.options.transport != "tcp" and not self._barred:
-                if port.memory_endpoint is None:
-                    reason = "the feeder takes no shared memory: it listens at ipc:// only for that"
-                    self._bar(reason, logging.DEBUG)
-                else:
-                    body = msgspec.structs.replace(body, transport="shm")
-            self.asks()
-        else:
-            return
-        self._request = Request(port.sequence())
-        port.send(Plane.CONTROL, body, self.number, self._request.sequence)
+            self._request = Request(port.sequence())
+            port.send(Plane.CONTROL, body, self.number, self._request.sequence)
 
     # -- shared memory -----------------------------------------------------------------------------
 
@@ -248,39 +176,24 @@ class ReaderChannel(ReaderBatches):
         """Use tcp in this session, for a reason; fail if the user wants shared memory only."""
         table, address = self.wanted.table, self.port.address
         self._barred = True
-        if self.options.transport == "shm":
+        if self._asked == "shm":
             text = f"batches of table {table!r} cannot come in shared memory from {address}"
             self._fail(lambda: Unsupported(f"{text}: {reason}: use transport='auto' or 'tcp'"))
-            return
-        if reason != self._logged:
+        elif reason != self._logged:
             self._logged = reason
             text = "batches of table %r from %s come over its socket, not in shared memory: %s"
             _log.log(level, text, table, address, reason)
-        self._open_again()
 
-    def _offer(self, now: float) -> None:
-        """Make memory and offer it. Not under the lock: an answer may take a moment."""
-        schema, port, spare = self.schema, self.port, max(SPARE, self.options.planned + 3)
-        endpoint = port.memory_endpoint
-        assert schema is not None
+    def _offer(self, schema: Schema) -> None:
+        """Make memory and offer it: the answer comes at once, unless the feeder is stopped."""
+        endpoint, spare = self.port.memory_endpoint, max(SPARE, self._planned + 3)
         assert endpoint is not None
-        slots: ReaderSlots | None = None
-        error: Exception | None = None
         try:
-            slots = ReaderSlots(schema, self.wanted.batch_size, max(1, self.ahead), spare)
-            slots.offer(endpoint, port.session.number, self.number)
-        except (AsyncLoaderError, OSError) as failed:
-            error = failed
-        with self.lock:
-            if self.phase is ReaderPhase.OFFERING and error is None:
-                self.slots, self.phase = slots, ReaderPhase.READY
-                return
-            if slots is not None:
-                slots.close()
-            if isinstance(error, Broken):  # for now
-                self._open_again(now + LATER_S)
-            elif error is not None and self.phase is ReaderPhase.OFFERING:
-                self._bar(str(error))
+            self.slots = ReaderSlots(schema, self.wanted.batch_size, max(1, self.ahead), spare)
+            self.slots.offer(endpoint, self.port.session.number, self.number)
+        except (AsyncLoaderError, OSError) as error:
+            self._bar(str(error))
+            self._open_again()
 
     # -- messages ----------------------------------------------------------------------------------
 
@@ -290,8 +203,6 @@ class ReaderChannel(ReaderBatches):
         with self.lock:
             if isinstance(body, Batch | SlotBatches):
                 self._receive(message, body, now)
-            elif isinstance(body, TotalsReply):
-                self.totals, self.heard_at, self.totals_at = body, now, math.inf
             elif isinstance(body, Reader):
                 if self.phase is ReaderPhase.WANTED and self._request.is_answer(message):
                     self._opened(body)
@@ -306,7 +217,7 @@ class ReaderChannel(ReaderBatches):
             elif isinstance(body, Done) and self.phase is ReaderPhase.CLOSING:
                 self._closed()
             self._ring_bell()
-        self.news.ring()
+        self.port.news.ring()
 
     def _closed(self) -> None:
         self.phase, self._parting, self._request = ReaderPhase.CLOSED, None, Request()
@@ -319,50 +230,69 @@ class ReaderChannel(ReaderBatches):
                 self.phase = ReaderPhase.FAILED
             self._forget_memory()
             self._ring_bell()
-        self.news.ring()
+        self.port.news.ring()
 
     def _fail(self, failure: Failure) -> None:
         """End the reader, which the feeder may have open: close it there."""
         if self.phase not in OVER:
-            self.failure, self._parting = failure, self.give_back(used=True)
-            self.phase = ReaderPhase.FAILED
-
-    def _ring_bell(self) -> None:
-        if self.bell is not None:
-            self.bell.ring()
+            self.failure, self.phase = failure, ReaderPhase.FAILED
+            self._give_back(used=True)
 
     def _opened(self, body: Reader) -> None:
         shared = body.transport == "shm"
         self.transport, self._request = body.transport, Request()
-        if self.options.transport == "shm" and not shared:
+        if self._asked == "shm" and not shared:
             text = "the feeder was asked for shared memory and answered with tcp"
             self._fail(lambda: Unsupported(f"{text}: use transport='auto'"))
             return
-        self.opened(body, self.wanted.batch_size)
-        if self.options.totals_every_s is not None:
-            self.totals_at = 0.0
-        self.phase = ReaderPhase.OFFERING if shared else ReaderPhase.READY
+        schema = self.schema = schema_of(body.schema)
+        self.leased, self.eta = body.leased, body.eta
+        self._form = BatchForm.of(schema, self.wanted.batch_size)
+        nbytes, wished = self._form.nbytes, self._prefetch
+        if wished is None:
+            wished = ahead_of(schema, nbytes, self._planned)
+        self.ahead = min(wished, MOST_AHEAD if shared else self.port.limits.ahead(nbytes))
+        self.received = self.told = 0
+        self.granted = max(0, self.ahead - len(self.waiting))
+        self.phase = ReaderPhase.READY
+        if shared:
+            self._offer(schema)
 
     def _receive(self, message: Message, body: Batch | SlotBatches, now: float) -> None:
-        if self.phase is not ReaderPhase.READY:
+        """Take batches. Drop those that are here, and those of an earlier opening."""
+        first, form, slots = message.sequence, self._form, self.slots
+        if self.phase is not ReaderPhase.READY or first < self.received:
             return
+        assert form is not None
         self._remind_at = now + REMIND_S
         try:
-            self.receive(message, body)
+            if isinstance(body, Batch):
+                found = form.blocks(body)
+                if first + len(found) > self.granted:  # of an earlier opening
+                    return
+                self.received = first
+                for one in found:
+                    lends = one.alone and one.block.ctypes.data % 8 == 0
+                    self._add(message.flags, form.layout, one.rows, one.block, lends)
+            elif first + len(body.places) <= self.granted:
+                if slots is None:
+                    raise Malformed("a batch came in shared memory, and none was offered")
+                self.received = first
+                for place in body.places:
+                    root = slots.take(place)
+                    self._add(place.flags, slots.layout, place.rows, root, True, place.slot, slots)
         except Malformed as error:
             where = f"table {self.wanted.table!r}"
             text = f"{where}: a batch is not as the feeder said it would be: {error}"
             self._fail(lambda: Malformed(text))
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
-        where, rows = f"table {self.wanted.table!r}", self.wanted.batch_size
+        where, calls = f"table {self.wanted.table!r}", self.wait_s is not None
         opening, code = self.phase is ReaderPhase.WANTED, error.code
 
-        def failure() -> AsyncLoaderError:
-            found = error_as(error, where, rows) if self.wait_s is not None else None
-            return found if isinstance(found, AsyncLoaderError) else error_of(error, where)
+        def failure() -> AsyncLoaderError | OSError:
+            return error_of(error, where, self.wanted.batch_size)
 
-        calls = self.wait_s is not None
         if self.phase is ReaderPhase.CLOSING:
             self._closed()
         elif code == ErrorCode.UNKNOWN_READER:
@@ -375,9 +305,17 @@ class ReaderChannel(ReaderBatches):
                 self.complaint = failure()
         elif opening and error.retryable and code not in (_ENDS_A_CALL if calls else _FULL):
             if code == ErrorCode.TIMEOUT and self.wanted.timeout_s is not None:
-                self.complain(failure())
+                self._complain(failure())
             self._request = Request(at=now + LATER_S)
         elif error.retryable and not opening:
-            self.complain(failure())
+            self._complain(failure())
         else:
             self._fail(failure)
+
+    def _complain(self, error: AsyncLoaderError | OSError) -> None:
+        """Note an error, if a thread waits: the feeder also sends them to a learner that is busy.
+
+        One that begins to wait later is sent another.
+        """
+        if self.bell is not None:
+            self.complaint = error

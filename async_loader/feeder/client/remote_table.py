@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, Literal, TypeVar
 
-from async_loader.feeder.client.arguments import reader_wanted
+from async_loader.errors import ConfigError
 from async_loader.feeder.client.reader_batches import Transport
 from async_loader.feeder.client.writer import RemoteWriter, VectorTarget
 from async_loader.feeder.client.writer_rows import WriterOptions
-from async_loader.feeder.wire import AboutReply, OpenReader, schema_of
-from async_loader.lifecycle import Deadline, seconds_or_none
+from async_loader.feeder.plain_values import plain_of, plain_view
+from async_loader.feeder.wire import MOST_AHEAD, AboutReply, OpenReader, schema_of
+from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.name_hints import explain_wrong_names
+from async_loader.replay.arguments import positive, whole_seed
 from async_loader.replay.checkpoint.manifest import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -20,9 +23,42 @@ from async_loader.replay.table_methods import TableMethods
 from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Source
+from async_loader.validation import whole
 
+TRY_ONCE_S = 1e-3
+"""A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
+_MOST_IDLE = 16
 S = TypeVar("S", bound=Source)
+Kind = tuple[int, View | None]
+"""A batch size and a view."""
 Timeout = float | Deadline | None
+
+
+D = TypeVar("D", bound=Any)
+
+
+class IdleSources(Generic[D]):
+    """Sources of `sample` that are kept open between calls. Threads: any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[tuple[Kind, D]] = []
+
+    def take(self, kind: Kind, make: Callable[[], D]) -> D:
+        """Return a source that no other call uses until `give_back` has it."""
+        with self._lock:
+            for i, (known, _) in enumerate(self._idle):
+                if known == kind:
+                    return self._idle.pop(i)[1]
+        return make()
+
+    def give_back(self, kind: Kind, source: D) -> None:
+        """Keep a source for later calls; drop the one that was used longest ago."""
+        with self._lock:
+            self._idle.insert(0, (kind, source))
+            rest, self._idle = self._idle[_MOST_IDLE:], self._idle[:_MOST_IDLE]
+        for _, oldest in rest:
+            oldest.drop()
 
 
 class RemoteTable(TableMethods, Generic[S]):
@@ -86,7 +122,7 @@ class RemoteTable(TableMethods, Generic[S]):
         """Return a new writer.
 
         It is opened in the background; its first call that waits raises the errors of that. Of a
-        cluster it is bound to one shard: on this host, or the one with the least load. All its
+        cluster it is bound to one shard: on this host, or the next in turn. All its
         streams stay there. When the shard is lost it keeps what is not acknowledged, and goes on
         with the process that takes the shard's place.
 
@@ -165,8 +201,7 @@ class RemoteTable(TableMethods, Generic[S]):
             Batches on their way or waiting here; those of a queue hold their places in it. 64 at
             most, and over a socket no more than the feeder's ``in_flight_bytes``. By default 4 to
             32 by size, at most 8 with weights, and as many as a loader plans. With 0 a batch is
-            drawn when `plan` waits for it. Of a cluster: chunks that each shard may draw ahead; a
-            chunk is a batch or less.
+            drawn when `plan` waits for it. Of a cluster: those of each shard.
         transport : "auto" | "shm" | "tcp"
             How batches come from a feeder on this machine: written into memory of this process, or
             through its sockets (ipc too). "auto" uses memory, or logs why not; "shm" raises then.
@@ -177,15 +212,20 @@ class RemoteTable(TableMethods, Generic[S]):
         ------
         ConfigError, Unsupported
         """
-        wanted = reader_wanted(
-            self.name,
-            view,
-            sampler=sampler,
-            min_size=min_size,
-            seed=seed,
+        if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
+            raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
+        limit = seconds_or_none("timeout_s", timeout_s)
+        wanted = OpenReader(
+            table=self.name,
+            batch_size=1,
+            view=plain_view(view),
             rank=rank,
             world_size=world_size,
-            max_lag=max_lag,
-            timeout_s=timeout_s,
+            seed=None if seed is None else whole_seed(seed),
+            timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
+            together=MOST_AHEAD,
+            min_size=positive("min_size", min_size),
+            sampler=None if sampler is None else plain_of(sampler),
+            max_lag=None if max_lag is None else whole("max_lag", max_lag, 0),
         )
         return self._source(wanted, view, prefetch, transport)

@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,26 +18,27 @@ from async_loader import tensors
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError
 from async_loader.feeder.client.arguments import batch_size_of
 from async_loader.feeder.client.batch_structure import BatchStructure, structure_of
+from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_batches import (
     AHEAD_LEAST,
-    Lease,
-    ReaderOptions,
+    ReaderPhase,
     ReceivedBatch,
     Transport,
 )
-from async_loader.feeder.client.reader_channel import ReaderChannel, ReaderPhase
-from async_loader.feeder.client.slots import FilledSlot
-from async_loader.feeder.wire import MOST_AHEAD, OpenReader, TotalsReply
+from async_loader.feeder.client.reader_channel import ReaderChannel
+from async_loader.feeder.wire import MOST_AHEAD, Message, OpenReader, Plane, Totals, TotalsReply
 from async_loader.lifecycle import Deadline, EventFd, Patience
 from async_loader.replay.arguments import per_item
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.table_methods import TableMethods
-from async_loader.shm.batch_buffer import ReadySlot
+from async_loader.shm.batch_buffer import BatchBuffer, ReadySlot
 from async_loader.source import END, Applied, Plan, Ready
 
 _GOODBYE_S = 1.0
 """How long a loader's close waits until the feeder has taken back what was not used."""
+TOTALS_S = 0.05
+"""How old what a feeder says of its totals may be, plus one answer's way."""
 IN_A_HURRY_S = 0.01
 """A learner that asks for more twice in this time is busy, see `Waker.yield_to_io`."""
 
@@ -81,7 +81,8 @@ class RemoteSource:
     ) -> None:
         self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
-        self._table, self._options = table, ReaderOptions(prefetch, transport)
+        self._table, self._transport = table, transport
+        self._prefetch, self._planned = prefetch, 0
         self._channel: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -90,16 +91,18 @@ class RemoteSource:
         """Of the newest batch; ``None`` before the first."""
         self._closed = False
         self._wait_s: float | None = None  # of the present call, see `call`
-        self._on_open: Callable[[ReaderChannel], None] = lambda channel: None
+        self._totals: Message | None = None
+        self._totals_call: Call | None = None
+        self._totals_at = -math.inf
         # See `Finishing`.
         self.finishes: Callable[[Any], Any] | None = None
 
     def note_ahead(self, batch_size: int, batches: int) -> None:
         """Raise the prefetch to the number of batches that a loader plans ahead."""
         if self._channel is None:
-            options, planned = self._options, min(batches, MOST_AHEAD)
-            prefetch = None if options.prefetch is None else max(options.prefetch, planned)
-            self._options = replace(options, prefetch=prefetch, planned=planned)
+            self._planned = min(batches, MOST_AHEAD)
+            if self._prefetch is not None:
+                self._prefetch = max(self._prefetch, self._planned)
 
     @property
     def transport(self) -> Literal["shm", "tcp"] | None:
@@ -175,7 +178,6 @@ class RemoteSource:
             raise complaint
         if channel.failure is not None:
             raise channel.failure()
-        channel.ask()
         return None
 
     # -- calls of `TableClient.sample` -------------------------------------------------------------
@@ -184,21 +186,20 @@ class RemoteSource:
         """Draw a batch now. ``wait_s``: see `OpenReader`. Raises as `TableClient.sample`."""
         self._wait_s = wait_s
         channel = self._reader_channel(batch_size)
-        received: Any = None
-
-        def attempt() -> bool:
-            nonlocal received
-            received = self._next(channel)
-            if received is None and channel.due:
-                self._connection.wake()
-            return received is not None
-
         with channel.lock:
             channel.wait_s = wait_s
+        found: Any = None
+
+        def attempt() -> bool:
+            nonlocal found
+            found = self._attempt(channel)
+            return found is not None
+
+        connection = self._connection
         while True:
-            channel.news.until(attempt, deadline, lambda: self._connection.no_answer("PULL"))
-            ready = self._ready(channel, received)
-            if ready.lease is None or self.hand_out(ready.lease):
+            connection.news.until(attempt, deadline, lambda: connection.no_answer("PULL"))
+            if found.lease is None or self.hand_out(found.lease):
+                ready: Ready = found
                 return ready
 
     @property
@@ -213,18 +214,12 @@ class RemoteSource:
     def drop(self) -> None:
         """Close without waiting: what was not settled goes back."""
         self._closed = True
+        self.ask_anew()
         if self._channel is not None:
             self._channel.close(used=False)
             self._connection.wake()
 
     # -- for a source of several feeders -----------------------------------------------------------
-
-    def watch_totals(self, every_s: float, most_ahead: int) -> None:
-        """From its opening on, know how much it draws from; see `totals`. Before the first plan.
-
-        ``most_ahead``: batches ahead at most, unless a prefetch was given.
-        """
-        self._options = replace(self._options, most=most_ahead, totals_every_s=every_s)
 
     @property
     def server(self) -> int:
@@ -238,48 +233,47 @@ class RemoteSource:
         return channel is not None and channel.ended_after is not None
 
     @property
-    def ahead(self) -> int:
-        """Batches that may be on their way or wait here, as far as is known."""
-        return 0 if self._channel is None else self._channel.ahead
+    def eta(self) -> float | None:
+        """Of sequences, the share of the largest error in a priority."""
+        return None if self._channel is None else self._channel.eta
 
     def totals(self, batch_size: int) -> TotalsReply | None:
-        """Return what the feeder has said of how much there is to draw from.
+        """Return what the feeder has said of how much there is to draw from, in this session.
 
-        Does not wait. Asks again if that is older than `watch_totals` allows.
+        Does not wait. Asks again if that is older than `TOTALS_S`.
         """
-        channel = self._reader_channel(batch_size)
-        every_s = channel.options.totals_every_s
-        assert every_s is not None
-        with channel.lock:
-            newest, now = channel.totals, time.monotonic()
-            asks = channel.totals_at == math.inf and now - channel.heard_at >= every_s
-            if asks:
-                channel.totals_at = now
-        if asks:
-            self._connection.wake()
-        return newest
+        channel, connection = self._reader_channel(batch_size), self._connection
+        asked, now = self._totals_call, connection.clock()
+        if asked is not None and (asked.reply is not None or asked.error is not None):
+            self._totals, self._totals_call = asked.reply, None
+        if self._totals_call is None and now - self._totals_at >= TOTALS_S:
+            self._totals_at = now
+            self._totals_call = connection.ask(
+                Call(
+                    Totals(), Plane.PULL, channel.number,
+                    ready=lambda: channel.phase is ReaderPhase.READY, done=channel.ring,
+                )
+            )  # fmt: skip
+        known: Any = self._totals
+        return known.body if known and known.session == connection.session.number else None
 
     def ask_anew(self) -> None:
-        """Forget what the feeder has said, and ask it again."""
-        channel = self._channel
-        if channel is not None:
-            with channel.lock:
-                channel.totals, channel.totals_at = None, 0.0
-            self._connection.wake()
+        """Forget what the feeder has said."""
+        if self._totals_call is not None:
+            self._connection.forget_calls([self._totals_call])
+        self._totals, self._totals_call, self._totals_at = None, None, -math.inf
 
     def listen(self, batch_size: int, bell: EventFd | None) -> None:
         """Have a bell rung when there is something new, until another is given, or none."""
         channel = self._channel if bell is None else self._reader_channel(batch_size)
         if channel is not None:
             channel.listen(bell)
-            if bell is not None:
-                self._connection.wake()  # from here on it asks for totals by itself
 
     # -- leases, see `Leasing` ---------------------------------------------------------------------
 
     def hand_out(self, lease: object) -> bool:
         """Return whether the batch is still this learner's; if so it counts as handed out."""
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, ReceivedBatch)
         return lease.reader.hand_out(lease)
 
     def settle(self, lease: object) -> None:
@@ -287,7 +281,7 @@ class RemoteSource:
 
         The feeder is told with the next PULL, or at once if no plan waits.
         """
-        assert isinstance(lease, Lease)
+        assert isinstance(lease, ReceivedBatch)
         reader = lease.reader
         reader.settle(lease)
         if reader.bell is not None or self._over or self._wait_s is not None:
@@ -341,7 +335,7 @@ class RemoteSource:
         rows = tensors.to_ids(index).size
         values: Any = priority if eta is None else per_item(priority, rows, eta)
         self._connection.check()
-        channel.news.until(  # the reader's own sampler has to be there
+        self._connection.news.until(  # the reader's own sampler has to be there
             lambda: channel.phase is not ReaderPhase.WANTED,
             deadline,
             lambda: self._connection.no_answer("OPEN_READER"),
@@ -387,6 +381,7 @@ class RemoteSource:
         if channel is None:
             return
         self._connection.check_fork()
+        self.ask_anew()
         channel.close(used=True)
         self._wait_closed(channel, self._timeout_s if timeout_s is None else timeout_s)
 
@@ -409,34 +404,34 @@ class RemoteSource:
         return channel
 
     def _open_channel(self, batch_size: int) -> None:
-        options = self._options
-        ahead = options.prefetch
+        ahead = self._prefetch
         if ahead is None:
-            ahead = max(AHEAD_LEAST, options.planned)
+            ahead = max(AHEAD_LEAST, self._planned)
         wanted = structs.replace(self._wanted, batch_size=batch_size, prefetch=max(1, ahead))
-
-        def made(number: int) -> ReaderChannel:
-            channel = ReaderChannel(self._connection, number, wanted, options)
-            channel.wait_s = self._wait_s
-            return channel
-
-        channel: ReaderChannel = self._connection.add(made)
+        channel: ReaderChannel = self._connection.add(
+            lambda number: ReaderChannel(
+                self._connection, number, wanted, self._prefetch, self._transport, self._planned,
+                self._wait_s,
+            )
+        )  # fmt: skip
         weakref.finalize(self, _drop, self._connection, channel).atexit = False
         self._channel = channel
-        self._on_open(channel)
 
     def _ready(self, channel: ReaderChannel, received: ReceivedBatch) -> Ready:
         schema, structure = channel.schema, self.structure
         assert schema is not None
         if structure is None or schema is not structure.schema:
             structure = self.structure = structure_of(schema, channel.eta is not None, self._goals)
-        body, lease = received.body, received.lease
-        columns = body.arrays()
+        columns = received.arrays()
+        block, slots, layout = received.block, received.slots, received.layout
+        assert block is not None
+        received.block = None  # a lease does not keep the memory
+        lease = received if channel.leased else None
         if channel.leased:
             self._connection.old_rows.look(channel.wanted.table, schema, columns)
         batch = structure.batch(columns, received.server)
-        if self._goals is None and type(body) is FilledSlot and (buffer := body.buffer) is not None:
-            layout = body.slots.layout
+        if self._goals is None and slots is not None and received.rows == channel.wanted.batch_size:
+            buffer = BatchBuffer(slots.ring, received.slot, block)
             return ReadySlot(batch, lent=True, lease=lease, buffer=buffer, layout=layout)
         return Ready(batch, lent=True, lease=lease)
 

@@ -2,72 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from async_loader.feeder.client.outbox import Counts
-from async_loader.feeder.client.reader_channel import OVER, ReaderChannel
-from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.shm.limits import human
 from async_loader.stats import Stats
-
-_NAMES = (*Counts.__slots__, "rows_added", "batches", "batches_redelivered")
-_OVER = (WriterPhase.CLOSED, WriterPhase.FAILED, *OVER)
-
-
-class Traffic:
-    """All channels of a client. Those that are over are summed up when another is added."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._channels: list[WriterChannel | ReaderChannel] = []
-        self._past: Counter[str] = Counter()
-
-    def add(self, channel: WriterChannel | ReaderChannel) -> None:
-        """Count what a writer or a reader does."""
-        with self._lock:
-            over = [one for one in self._channels if one.phase in _OVER]
-            if over:
-                self._channels = [one for one in self._channels if one not in over]
-                self._past.update(_sum(over))
-            self._channels.append(channel)
-
-    def _writers(self) -> list[WriterChannel]:
-        return [one for one in self._channels if isinstance(one, WriterChannel)]
-
-    def open_writers(self) -> list[WriterChannel]:
-        """Return the channels of writers that are not closed, nor known to have failed."""
-        with self._lock:
-            writers = [one for one in self._writers() if not one.told]
-            return [one for one in writers if one.phase is not WriterPhase.CLOSED]
-
-    def open_reads(self) -> list[ReaderChannel]:
-        """Return the channels of readers that are not over."""
-        with self._lock:
-            reads = [one for one in self._channels if not isinstance(one, WriterChannel)]
-            return [one for one in reads if one.phase not in OVER]
-
-    def totals(self) -> dict[str, Any]:
-        """Return the counts of `ClientStats`."""
-        with self._lock:
-            total = self._past + _sum(self._channels)
-            kept = sum(one.outbox.nbytes for one in self._writers())
-        return {**{name: total[name] for name in _NAMES}, "bytes_kept": kept}
-
-
-def _sum(channels: Iterable[WriterChannel | ReaderChannel]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for one in channels:
-        if isinstance(one, WriterChannel):
-            counts = one.outbox.counts
-            total.update({name: getattr(counts, name) for name in Counts.__slots__})
-            total["rows_added"] += one.steps
-        else:
-            total.update({"batches": one.batches, "batches_redelivered": one.redelivered})
-    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-from collections.abc import Callable, Hashable, Mapping
+import re
+from collections.abc import Hashable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -15,8 +15,8 @@ from async_loader import tree
 from async_loader.errors import AsyncLoaderError, CannotSend, ConfigError, SchemaError
 from async_loader.feeder.client.arguments import (
     batch_size_of,
-    reader_wanted,
     save_path,
+    without_codecs,
 )
 from async_loader.feeder.client.batch_structure import (
     BatchStructure,
@@ -26,12 +26,11 @@ from async_loader.feeder.client.batch_structure import (
 )
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.client.errors import TooLarge
 from async_loader.feeder.client.reader_batches import Transport
-from async_loader.feeder.client.reader_channel import ReaderChannel
-from async_loader.feeder.client.remote_table import RemoteTable, Timeout
+from async_loader.feeder.client.remote_table import IdleSources, RemoteTable, Timeout
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.writer import RemoteWriter
+from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.plain_values import plain_view
 from async_loader.feeder.wire import (
@@ -44,7 +43,6 @@ from async_loader.feeder.wire import (
     Get,
     Load,
     Message,
-    OfTable,
     OpenReader,
     Plane,
     Prioritize,
@@ -56,10 +54,11 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive
+from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive, storable
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.stats import TableStats
+from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.waiters import Waiting
 from async_loader.replay.table_methods import Change
 from async_loader.replay.views import Ragged, View, checked_view, ragged
@@ -69,9 +68,9 @@ from async_loader.table import Batch
 
 W = TypeVar("W", bound=RemoteWriter)
 _IDS = 1 << 20
-"""Ids of one message at most."""
-_GONE = np.array([-1], np.int64)
-"""An id that no row has."""
+"""Ids of one call at most."""
+_BESIDE = 64 << 10
+"""Bytes of a message beside its data."""
 _CHANGES: dict[Change, type[ById]] = {
     "update_priorities": Prioritize,
     "update": Update,
@@ -79,54 +78,11 @@ _CHANGES: dict[Change, type[ById]] = {
 }
 
 
-_MOST_IDLE = 16
-Kind = tuple[int, View | None]
-"""A batch size and a view."""
-
-
 class Client(Protocol):
     """What a table asks of its client; `client.Client` has it."""
 
     @property
     def owns_feeder(self) -> bool: ...
-
-    def _open_writer(
-        self,
-        kind: type[W],
-        table: str,
-        stream: Hashable | None,
-        schema: SchemaLike | None,
-        options: WriterOptions,
-    ) -> W: ...
-
-    def _has_read(self, channel: ReaderChannel, /) -> None: ...
-
-
-class SampleReaders:
-    """Readers of one table that are kept open between calls. Threads: any."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[tuple[Kind, RemoteSource]] = []
-
-    def take(self, kind: Kind, make: Callable[[], RemoteSource]) -> RemoteSource:
-        """Return a reader that no other call uses until `give_back` has it."""
-        with self._lock:
-            for i in reversed(range(len(self._idle))):
-                if self._idle[i][0] == kind:
-                    return self._idle.pop(i)[1]
-        return make()
-
-    def give_back(self, kind: Kind, source: RemoteSource, usable: bool) -> None:
-        """Keep a reader for later calls, if it is ``usable``."""
-        oldest = source
-        with self._lock:
-            if usable:
-                self._idle.append((kind, source))
-                if len(self._idle) <= _MOST_IDLE:
-                    return
-                _, oldest = self._idle.pop(0)
-        oldest.drop()
 
 
 class ServerReplaced(AsyncLoaderError):
@@ -146,7 +102,7 @@ class TableClient(RemoteTable[RemoteSource]):
     connection : Connection
     name : str
     timeout_s : float
-    readers : SampleReaders
+    readers : IdleSources
         Of the client and this table.
 
     Attributes
@@ -156,7 +112,7 @@ class TableClient(RemoteTable[RemoteSource]):
 
     def __init__(
         self, client: Client, connection: Connection, name: str, timeout_s: float,
-        readers: SampleReaders,
+        readers: IdleSources[RemoteSource],
     ) -> None:  # fmt: skip
         self._client, self._connection, self.name = client, connection, name
         self._timeout_s, self._readers = timeout_s, readers
@@ -168,18 +124,30 @@ class TableClient(RemoteTable[RemoteSource]):
         self, kind: type[W], stream: Hashable | None, schema: SchemaLike | None, **options: Any
     ) -> W:
         """Return a new writer. ``options``: of `WriterOptions`."""
-        made = WriterOptions(message_bytes=self._connection.limits.message_bytes, **options)
-        return self._client._open_writer(kind, self.name, stream, schema, made)
+        connection = self._connection
+        made = WriterOptions(message_bytes=connection.limits.message_bytes, **options)
+        known = None if schema is None else without_codecs(storable(Schema.of(schema)))
+        name = fresh_stream() if stream is None else stream_name(stream)
+        channel: WriterChannel = connection.add(
+            lambda number: WriterChannel(connection, number, self.name, name, known, made)
+        )
+        return kind(connection, channel, self._timeout_s, self._client)
 
     def _ask(
         self,
-        body: OfTable,
+        body: Any,
         timeout_s: Timeout = None,
         data: bytes | None = None,
         server: int | None = None,
     ) -> Message:
         """Return the answer. ``server``: raise ServerReplaced unless it is the present one."""
         connection = self._connection
+        most = connection.limits.message_bytes - _BESIDE
+        if data is not None and (len(data) > most or body.count > _IDS):
+            raise ConfigError(
+                f"{body.TYPE.name.lower()} of {body.count:,} ids takes {len(data):,} bytes, a call "
+                f"takes {_IDS:,} ids and {most:,} bytes: give fewer at a time"
+            )
 
         def ready() -> bool:
             if server is not None and connection.servers != server:
@@ -187,7 +155,7 @@ class TableClient(RemoteTable[RemoteSource]):
             return connection.is_open
 
         plane = Plane.CONTROL if data is None else Plane.PULL
-        call = Call(body, plane, data=data, ready=ready, where=f"table {self.name!r}")
+        call = Call(body, plane, data=data, ready=ready)
         return connection.call(call, self._deadline(timeout_s))
 
     # -- what it is --------------------------------------------------------------------------------
@@ -221,23 +189,21 @@ class TableClient(RemoteTable[RemoteSource]):
         kind = size, checked_view(view)
 
         def make() -> RemoteSource:
-            made = self._source(reader_wanted(self.name, view), view, 0, "auto")
+            made = self.source(view=view, prefetch=0)
             made._table = None  # it is kept by the client
             return made
 
         source = self._readers.take(kind, make)
-        usable = False
         try:
             ready = source.call(size, -wait_s if limit is None else wait_s, deadline)
             batch: Batch = ragged(tree.Fields(ready.batch), view)
             if ready.lease is not None:
                 source.settle(ready.lease)
-            usable = True
-        except Exception:
-            usable = source.in_step
-            raise
         finally:
-            self._readers.give_back(kind, source, usable)
+            if source.in_step:
+                self._readers.give_back(kind, source)
+            else:
+                source.drop()
         return batch
 
     def _source(
@@ -251,7 +217,7 @@ class TableClient(RemoteTable[RemoteSource]):
         source = RemoteSource(
             self._connection, wanted, prefetch, transport, self._timeout_s, self, goals_of(view)
         )
-        source._on_open, source.finishes = self._client._has_read, Ragged.of(view)
+        source.finishes = Ragged.of(view)
         return source
 
     # -- by id -------------------------------------------------------------------------------------
@@ -264,34 +230,24 @@ class TableClient(RemoteTable[RemoteSource]):
     def _get(
         self, index: Any, view: View | None, timeout_s: Timeout
     ) -> tuple[BatchStructure, dict[str, Any]]:
-        """As `get`, with padding, in as many messages as the answer takes. ``timeout_s``: for each
-        message.
-        """
+        """As `get`, with padding."""
         ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
-        left = [ids[at : at + _IDS] for at in range(0, len(ids), _IDS)] or [_GONE]
-        parts: list[Any] = []
-        while left:
-            some = left.pop(0)
-            body = Get(table=self.name, count=len(some), view=wanted)
-            try:
-                reply: Any = self._ask(body, timeout_s, some.tobytes())
-            except TooLarge:
-                if len(some) == 1:
-                    raise
-                half = len(some) // 2
-                left[:0] = [some[:half], some[half:]]
-                continue
-            schema, eta = schema_of(reply.body.schema), reply.body.eta
-            parts.append(_columns(reply, schema))
-        columns = [np.concatenate(one) for one in zip(*parts, strict=True)]
+        body = Get(table=self.name, count=len(ids), view=wanted)
+        reply: Any = self._ask(body, timeout_s, ids.tobytes())
+        schema, eta, rows = schema_of(reply.body.schema), reply.body.eta, reply.body.rows
+        columns = [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
+        if rows:
+            form = BatchForm.of(schema, rows)
+            (found,) = form.blocks(WireBatch(rows, [reply.data]))
+            columns = form.layout.views(found.block.copy())
         structure = structure_of(schema, eta is not None, goals_of(view))
         return structure, structure.batch(columns, server)
 
     def _apply(
         self, change: Change, index: Any, values: Mapping[str, Any], timeout_s: Timeout
     ) -> Applied:
-        """See `TableMethods`. Makes as many messages as it takes.
+        """See `TableMethods`.
 
         Ids that an earlier server gave count as stale: the present one has other rows by these ids.
         """
@@ -312,17 +268,14 @@ class TableClient(RemoteTable[RemoteSource]):
                 raise ConfigError(f"{number} ids and {rows} priorities: one for each")
         here = local_ids(ids, server)
         arrays = [remote_ids(ids[here], server), *(one[here] for one in columns.values())]
-        row = 1 + sum(one.nbytes for one in arrays) // max(1, len(arrays[0]))
-        most = max(1, min(_IDS, self._connection.limits.message_bytes // row - 1024))
-        applied = 0  # without ids one message: values are checked there
-        with contextlib.suppress(ServerReplaced):  # the rest are rows of an earlier server
-            for at in range(0, len(arrays[0]) or int(not len(ids)), most):
-                some = [one[at : at + most] for one in arrays]
-                specs = specs_of(dict(zip(columns, some[1:], strict=True)))
-                body = _CHANGES[change](table=self.name, count=len(some[0]), specs=specs)
-                data = b"".join(one.tobytes() for one in some)
+        specs = specs_of(dict(zip(columns, arrays[1:], strict=True)))
+        body = _CHANGES[change](table=self.name, count=len(arrays[0]), specs=specs)
+        applied = 0
+        if len(arrays[0]) or not len(ids):  # without ids too: values are checked there
+            with contextlib.suppress(ServerReplaced):  # these are rows of an earlier server
+                data = b"".join(one.tobytes() for one in arrays)
                 reply: Any = self._ask(body, deadline, data, server).body
-                applied += reply.applied
+                applied = reply.applied
         return Applied(applied, len(ids) - applied)
 
     # -- the whole table ---------------------------------------------------------------------------
@@ -387,17 +340,6 @@ def stats_of(said: AboutReply) -> TableStats:
     """Return the counts of a table as its feeder sent them."""
     waiting = []
     for text, waited_s in said.stats["waiting"]:  # as "1 call to sample 256: why"
-        who, _, rest = text.partition(" to ")
-        what, _, reason = rest.partition(": ")
-        kind = "insert" if what.startswith("insert") else "sample"
+        who, kind, reason = re.split(r" to (insert|sample)[^:]*: ", text, maxsplit=1)
         waiting.append(Waiting(what=kind, who=who, reason=reason, waited_s=waited_s))
     return TableStats(**{**said.stats, "waiting": tuple(waiting)})
-
-
-def _columns(reply: Any, schema: Schema) -> list[npt.NDArray[Any]]:
-    rows = reply.body.rows
-    if not rows:
-        return [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
-    form = BatchForm.of(schema, rows)
-    (found,) = form.blocks(WireBatch(rows, [reply.data]))
-    return [one.copy() for one in form.arrays(found.block)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
-from async_loader.errors import Broken, ConfigError, Malformed, SchemaError, Timeout, Unsupported
+from async_loader.errors import Broken, ConfigError, SchemaError
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
-from async_loader.feeder.memory_offer import SHARED_FROM, WeightsRequest, map_weights
 from async_loader.feeder.wire import (
     BFLOAT16,
     CONTROL_BYTES,
@@ -38,7 +35,6 @@ PART_BYTES = 4 << 20
 """Bytes of one message: other control messages wait no longer than it takes."""
 _MOST = (1 << 64) - 1
 _LONGEST = (1 << 31) - 1
-_MAP_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +45,8 @@ class Published:
     ----------
     version : int
     tensors : dict of arrays or torch tensors
-        Copies: what is written to them stays in this process. On the feeder's own host large ones
-        take no memory until then, since all processes map the same pages. numpy has no bfloat16:
-        such tensors are uint16 arrays of the bits, which
+        Copies: what is written to them stays in this process. numpy has no bfloat16: such tensors
+        are uint16 arrays of the bits, which
         ``(bits.astype("u4") << np.uint32(16)).view("f4")`` turns into float32.
     run : str
         The client that published them: versions count within a run. A restarted training script
@@ -61,15 +56,6 @@ class Published:
     version: int
     tensors: dict[str, Any]
     run: str = ""
-
-
-class Missing(Enum):
-    """Why a feeder returned no weights."""
-
-    NONE = "none"
-    """It has none of that name."""
-    NOT_NEWER = "not newer"
-    """It has some, and they are not newer."""
 
 
 class Packed(NamedTuple):
@@ -173,29 +159,21 @@ def latest(
     wait_s: float,
     deadline: Deadline,
     as_torch: bool,
-) -> Published | Missing:
+) -> Published | None:
     """See `Client.latest`."""
     most, limit = _part_bytes(connection), min(wait_s, LONGEST_S) if wait_s > 0 else None
-    path = connection.memory_endpoint
-    if path is not None:  # more than that may come in shared memory
-        most = min(most, SHARED_FROM - 1)
     body = Latest(name=name, newer_than=newer_than, run=run, most=most, timeout_s=limit)
     first: Weights | None = None
-    whole: bytearray | mmap.mmap = bytearray()
+    whole = bytearray()
     at = 0
     while first is None or at < len(whole):
         reply = connection.call(Call(body), deadline)
         said = reply.body
         assert isinstance(said, Weights)
         if first is None and reply.data is None:
-            return Missing.NONE if said.version is None else Missing.NOT_NEWER
+            return None
         if first is None or (said.version, said.run) != (first.version, first.run):
             first, at, whole = said, 0, bytearray(said.total_bytes)  # another, from its beginning
-            if path is not None and len(whole) >= SHARED_FROM:
-                mapped = _map(connection, path, first, deadline)
-                if mapped is not None:
-                    whole = mapped
-                    break
         part = memoryview(b"" if reply.data is None else reply.data)
         if said.offset != at or not 0 < part.nbytes <= len(whole) - at:
             raise Broken(
@@ -214,21 +192,6 @@ def latest(
         make = {True: torch_tensors.from_bits, False: torch_tensors.to_tensor}
         found = {key: make[key in bfloat16](value) for key, value in found.items()}
     return Published(first.version, found, (first.run or b"").hex())
-
-
-def _map(connection: Connection, path: str, first: Weights, deadline: Deadline) -> mmap.mmap | None:
-    """Map a version; ``None``: it has to come in parts, or was replaced meanwhile."""
-    assert first.version is not None
-    request = WeightsRequest(
-        connection.session.number, first.name, first.version, first.run or bytes(16)
-    )
-    left = deadline.left()
-    try:
-        return map_weights(
-            path, request, first.total_bytes, _MAP_S if left is None else min(left, _MAP_S)
-        )
-    except (Unsupported, Malformed, Broken, Timeout, OSError):
-        return None
 
 
 def _part_bytes(connection: Connection) -> int:

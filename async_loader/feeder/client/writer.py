@@ -9,7 +9,6 @@ from typing import Any, Never
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, CannotSend, Unsupported
-from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.notifier import forks
 from async_loader.feeder.client.row_packer import (
@@ -21,7 +20,7 @@ from async_loader.feeder.client.row_packer import (
     ended,
 )
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
-from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN, About, AboutReply
+from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import (
     by_name,
@@ -29,9 +28,8 @@ from async_loader.name_hints import (
     explain_wrong_names,
     misplaced_fields,
 )
-from async_loader.replay.arguments import count_of, one_float, one_of, schema_of_columns
+from async_loader.replay.arguments import count_of, one_of, schema_of_columns
 from async_loader.replay.episode_ends import Ends, how_ended
-from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import stream_names
 from async_loader.replay.table.records import Rows
 from async_loader.replay.table.step_packer import NOT_PACKED
@@ -158,9 +156,6 @@ class RemoteWriter:
             )
         given = NAN
         if priority is not None:
-            if not channel.takes_priorities:
-                one_float(priority, "priority")
-                self._check_priorities(self._deadline(timeout_s))
             given = checked_priority(priority)
         packer = channel.packer
         if packer is None:
@@ -172,6 +167,8 @@ class RemoteWriter:
                 lambda trial: trial.check(dict(values), terminated, truncated, final_obs),
             )
             assert packer is not None
+        if priority is not None:
+            self._check_priorities()
         said = 0
         if terminated is not None or truncated is not None or not packer.stored <= values.keys():
             if values is step:
@@ -185,23 +182,11 @@ class RemoteWriter:
             number = streams.number(stream)
         packed, flags = packer.pack(values, said, final_obs is not None)
         flags &= ENDS
-        final = None if final_obs is None else packer.final(final_obs)
+        records = [(packed, flags, given)]
+        if final_obs is not None:
+            records.append((packer.final(final_obs), FINAL, NAN))
         try:
-            if not flags and final is None:
-                with channel.lock:
-                    buffer = channel.buffer
-                    if (
-                        buffer is not None
-                        and not channel.closing
-                        and channel.failure is None
-                        and buffer.count + 1 < buffer.limit
-                    ):
-                        buffer.put(packed, number, 0, given)
-                        return
-            records = [(packed, flags, given)]
-            if final is not None:
-                records.append((final, FINAL, NAN))
-            channel.put(records, number, self._deadline(timeout_s), "the step")
+            channel.put(records, number, lambda: self._deadline(timeout_s), "the step")
         except NOT_PACKED:
             packer.pack_unusual(values)  # raises what is wrong
             raise
@@ -275,11 +260,10 @@ class RemoteWriter:
             Ends(None).into_columns(first, terminated, truncated)
             return schema_of_columns(first)
 
-        if priority is not None and not channel.takes_priorities:
-            priority_rules.column_of(priority, count)
-            self._check_priorities(deadline)
         packer = self._agree(deadline, proposed, made)
         assert packer is not None
+        if priority is not None:
+            self._check_priorities()
         rows = made(packer)
         channel.put_rows(rows, together, deadline)
         self._streams.ended(ended(rows))
@@ -321,7 +305,7 @@ class RemoteWriter:
         values = packer.nothing.copy() if final_obs is None else packer.final(final_obs)
         if number is not None:
             flags = FINAL | ends | (0 if final_obs is None else SHOWN)
-            channel.put([(values, flags, NAN)], number, deadline, "the end of the episode")
+            channel.put([(values, flags, NAN)], number, lambda: deadline, "the end of the episode")
             self._streams.ended((number,))
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
@@ -366,21 +350,10 @@ class RemoteWriter:
         )
         return channel.packer
 
-    def _check_priorities(self, deadline: Deadline) -> None:
-        """Raise Unsupported if the table uses no priorities.
-
-        The table is asked again after a refusal: a source with a sampler of its own may have come.
-        """
-        channel, connection = self._channel, self._connection
-        self._agree(deadline)
-        if channel.takes_priorities:
-            return
-        about, where = About(table=channel.table), f"table {channel.table!r}"
-        reply = connection.call(Call(about, where=where), deadline).body
-        assert isinstance(reply, AboutReply)
-        if reply.no_priorities is not None:
-            raise Unsupported(reply.no_priorities)
-        channel.takes_priorities = channel.packer is not None
+    def _check_priorities(self) -> None:
+        """Raise Unsupported if the table used no priorities when the writer was opened."""
+        if self._channel.no_priorities is not None:
+            raise Unsupported(self._channel.no_priorities)
 
     # -- waiting -----------------------------------------------------------------------------------
 

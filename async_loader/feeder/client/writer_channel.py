@@ -79,8 +79,8 @@ class WriterChannel(WriterRows):
     ----------
     wanted : OpenWriter
         How the writer is opened, with the schema once it is known.
-    takes_priorities : bool
-        Whether the table is known to use priorities.
+    no_priorities : str | None
+        Why the table uses none, as it was when the writer was opened.
 
     Raises
     ------
@@ -92,13 +92,12 @@ class WriterChannel(WriterRows):
         self, port: Connection, number: int, table: str, stream: Hashable, schema: Schema | None,
         options: WriterOptions,
     ) -> None:  # fmt: skip
-        super().__init__(port, table, stream, options)
-        self.number = number
+        super().__init__(port, number, table, stream, options)
         spec = None if schema is None else spec_of(schema)
         producer = secrets.token_bytes(16)
         self.wanted = OpenWriter(table=table, producer=producer, schema=spec)
         check_opener(self.wanted)
-        self.takes_priorities = False
+        self.no_priorities: str | None = None
         self.phase = WriterPhase.WANTED
         self._request = Request()
         self._server = 0
@@ -139,7 +138,7 @@ class WriterChannel(WriterRows):
             self._open_again()
 
     def _open_again(self, at: float = 0.0) -> None:
-        self.memory.begin()
+        self.memory.begin(opened=False)
         if self.phase is WriterPhase.READY:
             self.phase = WriterPhase.WANTED
         self._request = Request(at=at)
@@ -147,9 +146,6 @@ class WriterChannel(WriterRows):
     def step(self, now: float) -> float | None:
         """See `Channel`."""
         port, box = self.port, self.outbox
-        if self.memory.wanted and self.phase is WriterPhase.READY and port.is_open:
-            assert self.packer is not None
-            self.memory.offer(self.packer.slot_bytes, self.number, self.table, port)
         with self.lock:
             # to a queue at once, unless a message is under way: others' rows would overtake these
             due = self.linger_at
@@ -170,7 +166,7 @@ class WriterChannel(WriterRows):
         unknown = self.phase is WriterPhase.WANTED and not request.sequence
         if self.closing and unknown and not box.put_total:
             self.phase = WriterPhase.CLOSED  # nothing was written: the feeder need not know
-        if self.phase in (WriterPhase.CLOSED, WriterPhase.FAILED):
+        if self.phase is WriterPhase.CLOSED or self.told:  # else `Client.close` raises its failure
             port.forget(self)
         if not port.is_open or request.sequence or now < request.at:
             return
@@ -234,9 +230,8 @@ class WriterChannel(WriterRows):
         self.news.ring()
 
     def _opened(self, body: Writer) -> None:
-        self.memory.begin()
         self._request = Request()
-        self.takes_priorities = body.no_priorities is None
+        self.no_priorities = body.no_priorities
         if self.packer is None:
             schema, most = schema_of(body.schema), self.options.message_bytes
             self.wanted = msgspec.structs.replace(self.wanted, schema=body.schema)
@@ -257,11 +252,12 @@ class WriterChannel(WriterRows):
         )
         if lost:
             self.unsaid += lost
-            self.lost[self._server] += lost
+            self.port.lost[self.table, self._server] += lost
         self._server = self.port.servers
         box.window_bytes, box.window_rows, box.queue = (
             body.window_bytes, body.window_rows, body.queue,
         )  # fmt: skip
+        self.memory.begin(opened=True)
         self.phase = WriterPhase.READY
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
@@ -285,5 +281,4 @@ class WriterChannel(WriterRows):
         """Free what no message needs: nothing is added any more."""
         self.phase, self._request = phase, Request()
         self.linger_at = None
-        self.spare.clear()
         self.memory.close()

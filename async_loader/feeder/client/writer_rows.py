@@ -2,15 +2,14 @@
 
 ::
 
-    append ──▶ buffer ──sealed──▶ outbox ──acknowledged──▶ spare buffers, free slots ──▶ buffer
+    append ──▶ buffer ──sealed──▶ outbox ──acknowledged──▶ free slots ──▶ buffer
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +26,6 @@ from async_loader.replay.table.records import Rows
 
 if TYPE_CHECKING:
     from async_loader.feeder.client.connection import Connection
-
-SPARE_BYTES = 16 << 20
-"""Buffers that are kept for reuse: touching a fresh page costs more than writing the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +60,7 @@ class WriterRows:
     Parameters
     ----------
     port : Connection
+    number : int
     table : str
     stream : hashable
         The writer's own.
@@ -83,29 +80,25 @@ class WriterRows:
         Whether `close` was called.
     told : bool
         Whether the failure was raised.
-    lost : Counter
-        Acknowledged rows that were lost, by the number of the server that had them.
     unsaid : int
         Lost rows that the user was not warned of.
     """
 
     def __init__(
-        self, port: Connection, table: str, stream: Hashable, options: WriterOptions
+        self, port: Connection, number: int, table: str, stream: Hashable, options: WriterOptions
     ) -> None:
-        self.port, self.table, self.options = port, table, options
+        self.port, self.number, self.table, self.options = port, number, table, options
         self.lock = threading.RLock()
         self.news = Notifier(self.lock)
-        self.outbox = Outbox(options.buffer_bytes, self._keep)
+        self.outbox = Outbox(options.buffer_bytes, self._keep, port.count)
         self.streams = StreamNumbers(stream)
-        self.memory = InsertMemory()
+        self.memory = InsertMemory(port, table, number)
         self.packer: RowPacker | None = None
         self.buffer: RowBuffer | None = None
         self.linger_at: float | None = None
-        self.lost: Counter[int] = Counter()
         self.hurried = self.unsaid = self._added = 0
         self.closing = self.told = False
         self.failure: Failure | None = None
-        self.spare: list[RowBuffer] = []
 
     @property
     def steps(self) -> int:
@@ -134,14 +127,26 @@ class WriterRows:
             warnings.warn(f"{text}: it was started anew", stacklevel=4)
 
     def put(
-        self, records: list[tuple[list[Any], int, float]], stream: int, deadline: Deadline,
-        what: str,
+        self, records: list[tuple[list[Any], int, float]], stream: int,
+        deadline: Callable[[], Deadline], what: str,
     ) -> None:  # fmt: skip
         """Add the records of one step, or of an end: values, flags, priority. ``what``: it is."""
-        self._wait_for_room(deadline, len(records), 0, f"{what} was not added")
+        count = len(records)
+        with self.lock:
+            buffer = self.buffer
+            if (
+                buffer is not None
+                and not self.closing
+                and self.failure is None
+                and buffer.count + count < buffer.limit
+            ):
+                for values, flags, priority in records:
+                    buffer.put(values, stream, flags, priority)
+                return
+        self._wait_for_room(deadline(), count, 0, f"{what} was not added")
         with self.lock:
             self.check()
-            buffer = self._buffer_for(len(records))
+            buffer = self._buffer_for(count)
             for values, flags, priority in records:
                 buffer.put(values, stream, flags, priority)
             self._seal_full(buffer)
@@ -246,14 +251,9 @@ class WriterRows:
         self.seal()
         assert packer is not None
         capacity, slot, layout = max(rows, packer.fill_rows), None, packer.layout
-        # A slot first: a spare buffer saves the first touch of its pages, a slot two copies.
         if capacity * layout.row_bytes >= SLOT_FROM:
-            slot = self.memory.take(layout.slot_places(capacity)[1])
-        if slot is None and self.spare and self.spare[-1].capacity == capacity:
-            buffer = self.spare.pop()
-            buffer.count = 0
-        else:
-            buffer = RowBuffer(packer, capacity, slot)
+            slot = self.memory.take(layout.slot_places(capacity)[1], packer.slot_bytes)
+        buffer = RowBuffer(packer, capacity, slot)
         buffer.limit = max(rows, min(capacity, self.outbox.left()))
         self.buffer = buffer
         self.linger_at = self.port.clock() + self.options.linger_ms / 1000
@@ -268,26 +268,19 @@ class WriterRows:
             entry = buffer.sealed()
             self.outbox.put(entry)
             self._added += entry.steps
+            self.port.count(rows_added=entry.steps)
         if not buffer.count or entry.buffer is None:
-            self._recycle(buffer)
+            self._free(buffer)
 
     def _seal_full(self, buffer: RowBuffer) -> None:
         if buffer.count >= buffer.limit:
             self.seal()
 
     def _keep(self, entry: Entry) -> None:
-        """Keep the memory of a message that is done.
+        """Free the slot of a message that is done."""
+        if entry.buffer is not None:
+            self._free(entry.buffer)
 
-        ZeroMQ may still hold one that was sent over the socket again.
-        """
-        if entry.buffer is not None and (entry.sent <= 1 or entry.buffer.slot is not None):
-            self._recycle(entry.buffer)
-
-    def _recycle(self, buffer: RowBuffer) -> None:
+    def _free(self, buffer: RowBuffer) -> None:
         if buffer.slot is not None:
             self.memory.free.append(buffer.slot[0])
-            return
-        if self.spare and self.spare[0].capacity != buffer.capacity:
-            self.spare.clear()
-        if (len(self.spare) + 1) * buffer.capacity * buffer.layout.row_bytes <= SPARE_BYTES:
-            self.spare.append(buffer)

@@ -96,8 +96,7 @@ class Server:
         self._memory: Listener | None = None
         try:
             if memory is not None:
-                server_state.weights.shared = True
-                self._memory = Listener(memory, server_state.take_memory, server_state.give_memory)
+                self._memory = Listener(memory, server_state.take_memory)
                 self._sockets.watch(self._memory.fileno(), accepts=True)
         except BaseException:
             self._sockets.close()

@@ -1,5 +1,5 @@
-"""Memory of clients of this host: rows of writers are read there, batches of readers written; and
-weights in memory of the server, which clients map. A loop polls the socket where it is offered.
+"""Memory of clients of this host: rows of writers are read there, batches of readers written. A
+loop polls the socket where it is offered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, Malformed
-from async_loader.feeder.memory_offer import Offer, WeightsRequest, answered, read_record
+from async_loader.feeder.memory_offer import Offer, answered, read_record
 from async_loader.feeder.server.acceptor import NO_ROOM, owner_only
 from async_loader.feeder.wire import Insert, RowLayout, SlotInsert
 from async_loader.schema import Schema
@@ -179,9 +179,6 @@ class Listener:
         Of the unix socket, which only this user can connect to.
     take : callable
         Called with an `Offer` and a descriptor, which it owns. Raises Malformed to refuse.
-    give : callable
-        Called with a `WeightsRequest`; returns the descriptor of their memory. Raises Malformed to
-        refuse.
 
     Raises
     ------
@@ -189,13 +186,8 @@ class Listener:
         If it cannot be bound.
     """
 
-    def __init__(
-        self,
-        path: str,
-        take: Callable[[Offer, int], None],
-        give: Callable[[WeightsRequest], int],
-    ) -> None:
-        self.path, self._take, self._give = path, take, give
+    def __init__(self, path: str, take: Callable[[Offer, int], None]) -> None:
+        self.path, self._take = path, take
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with owner_only():
@@ -224,19 +216,15 @@ class Listener:
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
-        given: list[int] = []
         reason: str | None = None
         try:
             record, fds, _, _ = socket.recv_fds(caller, 4096, 8)
-            asked = read_record(record)
-            if isinstance(asked, WeightsRequest):
-                given.append(self._give(asked))
-            elif len(fds) != 1:
+            offer = read_record(record)
+            if len(fds) != 1:
                 text = f"an offer of memory came with {len(fds)} descriptors, it takes one"
                 raise Malformed(text)
-            else:
-                asked.check(fds[0])
-                self._take(asked, os.dup(fds[0]))
+            offer.check(fds[0])
+            self._take(offer, os.dup(fds[0]))
         except Malformed as error:
             reason = str(error)
         except OSError as error:
@@ -248,7 +236,7 @@ class Listener:
             for fd in fds:
                 os.close(fd)
         with contextlib.suppress(OSError):
-            socket.send_fds(caller, [answered(reason)], given)
+            caller.send(answered(reason))
 
     def close(self) -> None:
         """Close the socket, and remove its file."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
-from async_loader.feeder.memory_offer import Offer, WeightsRequest
+from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
@@ -141,11 +141,6 @@ class ServerState:
                 f"there is no table {name!r} here, there are: {known}", ErrorCode.UNKNOWN_TABLE
             )
         return table
-
-    def give_memory(self, wanted: WeightsRequest) -> int:
-        """Return the descriptor of the memory of weights. Raises Malformed."""
-        self.sessions.known(wanted.session)
-        return self.weights.memory_of(wanted.name, wanted.version, wanted.run)
 
     def take_memory(self, offer: Offer, fd: int) -> None:
         """Take memory for a writer's rows, or a reader's batches. Raises Malformed."""

@@ -6,11 +6,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
-from async_loader.errors import Malformed, OutOfMemory, Unsupported
-from async_loader.feeder.memory_offer import SHARED_FROM
+from async_loader.errors import Malformed
 from async_loader.feeder.wire import ErrorCode, Latest, Publish, TensorSpec, Weights
 from async_loader.feeder.wire.calls import Buffer
-from async_loader.shm.segment import Segment
 
 MOST_NAMES = 256
 """The newest weights of each name are kept as long as the server runs."""
@@ -22,9 +20,8 @@ class Version:
 
     version: int
     specs: tuple[TensorSpec, ...]
-    blob: bytearray | memoryview
+    blob: bytearray
     run: bytes
-    segment: Segment | None = None
     filled: int = 0
 
     @property
@@ -43,11 +40,6 @@ class WeightStore:
     ----------
     most_bytes : int
         Of one version; of all incomplete ones, four times as many.
-
-    Attributes
-    ----------
-    shared : bool
-        Whether clients of this host may map versions of `SHARED_FROM` bytes or more.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -55,7 +47,6 @@ class WeightStore:
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
         self._over: dict[str, set[bytes]] = {}  # ended runs of each name
-        self.shared = False
         self.stale = 0
 
     def versions(self) -> dict[str, int]:
@@ -143,34 +134,8 @@ class WeightStore:
             raise Malformed(
                 f"{text} ({making} are in the making): raise weight_bytes", ErrorCode.TOO_LARGE
             )
-        blob: bytearray | memoryview
-        segment = self._segment(part) if part.total_bytes >= SHARED_FROM and self.shared else None
-        blob = bytearray(part.total_bytes) if segment is None else segment.view()
-        self._making[key] = Version(part.version, part.specs, blob, run, segment)
-
-    def _segment(self, part: Publish) -> Segment | None:
-        """Return memory that can be shared, if there is room for it."""
-        try:
-            made = Segment.create(part.total_bytes, f"weights {part.name!r}", commit=False)
-            made.seal()
-        except (OutOfMemory, Unsupported):
-            return None
-        return made
-
-    def memory_of(self, name: str, version: int, run: bytes) -> int:
-        """Return the descriptor of a version's memory.
-
-        Raises
-        ------
-        Malformed
-            If it is not the newest any more, or not in memory that can be shared.
-        """
-        newest = self._newest.get(name)
-        if newest is None or (newest.version, newest.run) != (version, run):
-            raise Malformed(f"weights {name!r} of version {version} were replaced")
-        if newest.segment is None:
-            raise Malformed(f"weights {name!r} are not in shared memory")
-        return newest.segment.fileno()
+        blob = bytearray(part.total_bytes)
+        self._making[key] = Version(part.version, part.specs, blob, run)
 
     def gone(self, who: Hashable) -> None:
         """Drop the incomplete versions of a publisher that is gone."""

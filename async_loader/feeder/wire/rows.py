@@ -282,10 +282,6 @@ class BatchForm:
         if values.size and values.max() > 1:
             raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
 
-    def arrays(self, block: Block) -> list[Column]:
-        """Return the arrays of one block, as views if it is aligned."""
-        return self.layout.views(block if block.ctypes.data % 8 == 0 else block.copy())
-
 
 def specs_of(
     tensors: Mapping[str, NDArray[Any]], bfloat16: Collection[str] = ()

@@ -21,7 +21,7 @@ from thread_rig import Feeder
 from async_loader import ReplayBuffer
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder import connect, wire
-from async_loader.feeder.client.reader_channel import ReaderPhase
+from async_loader.feeder.client.reader_batches import ReaderPhase
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import Fifo, Prioritized
@@ -190,12 +190,12 @@ def test_a_source_that_is_dropped_or_closed_gives_its_memory_back(tmp_path):
             source = client.table("t").source()
             source.plan(8, patience())
             assert mapped() == before + 2, "here, and the feeder's, which is in this process"
-            line = source._channel
+            line, news = source._channel, client._connection.news
             if close:
                 source.close()
             del source
             gc.collect()
-            line.news.until(
+            news.until(
                 lambda line=line: line.phase is ReaderPhase.CLOSED,
                 Deadline(30),
                 lambda: "it is not closed",

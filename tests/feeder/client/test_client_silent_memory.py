@@ -17,7 +17,6 @@ from test_client_shared import LARGE, check, patience, replay, rows, serving
 from async_loader.errors import Unsupported
 from async_loader.feeder import memory_offer
 from async_loader.feeder.client.client import Client
-from tests.waiting_rig import until
 
 ANSWER_S = 0.3
 
@@ -68,7 +67,8 @@ def test_rows_and_samples_go_on_over_the_socket_and_the_offer_is_withdrawn(tmp_p
             for i in range(3):
                 writer.extend(rows(100, LARGE, 100 * i))
                 writer.flush()
-            until(lambda: writer._channel.memory._refused)
+            assert writer._channel.memory._asked
+            assert not writer._channel.memory.taken
             writer.extend(rows(100, LARGE, 300))
         for _ in range(3):
             check(client.table("t").sample(8))

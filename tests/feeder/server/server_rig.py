@@ -257,7 +257,7 @@ class Peer:
         form = BatchForm.of(schema, self._batch_sizes[message.number])
         place = [one.name for one in schema.fields].index(field)
         found = [
-            form.arrays(block)[place][:rows].reshape(rows, -1)[:, 0]
+            form.layout.views(block.copy())[place][:rows].reshape(rows, -1)[:, 0]
             for block, rows, _ in form.blocks(message.body)
         ]
         return np.concatenate(found).tolist()

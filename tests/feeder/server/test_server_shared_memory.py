@@ -59,9 +59,9 @@ class Learner:
             self.segment.seal()
             self.sealed = True
         memory_acceptor = self.rig.server._memory
-        record, fds = offer or self.offer, [self.segment.fileno()]
+        record, fd = offer or self.offer, self.segment.fileno()
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(request, memory_acceptor.path, record, fds, 20.0)
+            asked = pool.submit(request, memory_acceptor.path, record, fd, 20.0)
             while not asked.done():
                 if select.select([memory_acceptor], [], [], 0.01)[0]:
                     memory_acceptor.handle()

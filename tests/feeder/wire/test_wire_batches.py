@@ -32,7 +32,8 @@ def together(form, batches):
 def read(form, body):
     decoded = wire.decode(raw(wire.Message(body))).body
     return [
-        [column[:rows] for column in form.arrays(block)] for block, rows, _ in form.blocks(decoded)
+        [column[:rows] for column in form.layout.views(block.copy())]
+        for block, rows, _ in form.blocks(decoded)
     ]
 
 

@@ -103,7 +103,7 @@ def read(frames: list[bytes]) -> wire.Message:
         for form in FORMS:
             if form.schema_id == message.schema:
                 for block, _, _ in form.blocks(body):
-                    form.arrays(block)
+                    form.layout.views(block.copy())
     spec = getattr(body, "schema", None)
     if spec is not None:
         wire.RowLayout.of(wire.schema_of(spec))
