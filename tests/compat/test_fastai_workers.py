@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from async_loader.compat.fastai import DataLoader
-from tests.waiting_rig import until
 
 
 class Image(torch.Tensor):
@@ -30,15 +29,6 @@ def flat(loader):
 
 def skip(*numbers):
     return lambda x: None if x in numbers else x
-
-
-def pids(loader):
-    return loader._workers.pids
-
-
-def end(loader):
-    """Wait for the end of the workers; dropping a loader does not wait."""
-    loader._workers.close()
 
 
 def gone(pids_):
@@ -107,54 +97,19 @@ def test_the_generators_of_workers_are_seeded_as_fastai_seeds_them():
     assert [[round(value.item(), 6) for value in batch] for batch in loader] != rows
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_a_shuffled_epoch_is_the_same_with_workers_and_without(persistent):
-    def epochs(number, **keywords):
+def test_a_shuffled_epoch_is_the_same_with_workers_and_without():
+    def epochs(number):
         random.seed(5)
-        loader = DataLoader(range(300), bs=7, shuffle=True, num_workers=number, **keywords)
+        loader = DataLoader(range(300), bs=7, shuffle=True, num_workers=number)
         found = [lists(loader), loader.one_batch().tolist(), lists(loader), loader.rng.random()]
         for batch in loader:
             found += [
                 batch.tolist(),
                 next(iter(loader)).tolist() if len(found) < 9 else loader.rng.random(),
             ]
-        if loader._workers is not None:
-            end(loader)
         return found
 
-    assert epochs(2, persistent_workers=persistent) == epochs(0)
-
-
-# -- workers that stay -----------------------------------------------------------------------------
-
-
-def test_persistent_workers_persist_and_others_do_not():
-    def whose(_):
-        return os.getpid()
-
-    loader = DataLoader(range(8), bs=1, num_workers=2, persistent_workers=True, create_item=whose)
-    first, second = set(flat(loader)), set(flat(loader))
-    assert first == second == set(pids(loader))
-    others = set(flat(DataLoader(range(8), bs=1, num_workers=2, create_item=whose)))
-    assert gone(others)
-    del loader
-    until(lambda: gone(first))
-
-
-def test_persistent_workers_see_each_epoch_and_every_changed_attribute():
-    loader = DataLoader(
-        list(range(40)), bs=20, num_workers=2, persistent_workers=True, shuffle=True
-    )
-    epochs = [flat(loader) for _ in range(3)]
-    assert len(set(map(str, epochs))) == 3
-    assert all(sorted(epoch) == list(range(40)) for epoch in epochs)
-    before = pids(loader)
-    loader.shuffle, loader.bs, loader.n = False, 2, 4
-    assert lists(loader) == [[0, 1], [2, 3]]
-    assert gone(before)
-    loader.after_item = lambda x: x * 10
-    assert lists(loader) == [[0, 10], [20, 30]]
-    end(loader)
+    assert epochs(2) == epochs(0)
 
 
 # -- errors ----------------------------------------------------------------------------------------

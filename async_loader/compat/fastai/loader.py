@@ -20,15 +20,12 @@ from async_loader import tree
 from async_loader.compat.fastai import parts
 from async_loader.compat.fastai.batch_maker import BatchMaker, retain_types
 from async_loader.compat.fastai.parts import (
-    OF_AN_EPOCH,
     Endless,
-    Epoch,
     FakeLoader,
     WorkerStreams,
     batches_of,
 )
 from async_loader.dataset.epoch import pinned
-from async_loader.pipeline.engine import Engine
 from async_loader.shm.hugepages import keep_freed_memory
 
 
@@ -65,8 +62,7 @@ class DataLoader(BatchMaker):
     device : str | int | torch.device | None
         Device of the batches.
     persistent_workers : bool
-        Keep the worker processes between epochs. They are replaced if an attribute of the loader
-        was changed; they do not see changes within the dataset.
+        Not used: as in fastai, each epoch starts its own worker processes.
     pin_memory_device : str
     **callbacks
         wif, before_iter, after_item, before_batch, after_batch, after_iter, create_batches,
@@ -94,8 +90,6 @@ class DataLoader(BatchMaker):
 
     _noop_methods: ClassVar[list[str]] = list(parts.NOTHING_BY_DEFAULT)
     _methods: ClassVar[list[str]] = list(parts.NAMES)
-    _workers: Engine | None = None
-    _seen: dict[str, Any]
     _given_n: int | None = None
 
     def __init__(
@@ -187,29 +181,8 @@ class DataLoader(BatchMaker):
         if not number:
             self._idxs = idxs
             return iter(self.create_batches(self.sample()))
-        epoch = Epoch(idxs, vars(self).get("rng"))
-        if self.fake_l.persistent_workers:
-            if isinstance(idxs, Iterator) and self.n is not None:
-                epoch.idxs = list(idxs)
-            engine = self._lasting(number)
-        else:
-            engine = Engine(WorkerStreams(self.copy_for_workers(), epoch), number, seeding=None)
-        alone = not self.fake_l.persistent_workers
-        return batches_of(engine, epoch, seed, self.fake_l.timeout, alone)  # type: ignore[no-any-return]
-
-    def _lasting(self, number: int) -> Engine:
-        """Return the persistent workers: others when an attribute of the loader has changed."""
-        seen = {name: value for name, value in vars(self).items() if name not in OF_AN_EPOCH}
-        engine = self._workers
-        if engine is not None:
-            same = seen.keys() == self._seen.keys()
-            same = same and all(value is self._seen[name] for name, value in seen.items())
-            if same and not engine.closed and engine.workers == number:
-                return engine
-            engine.close()
-        self._seen = seen
-        self._workers = Engine(WorkerStreams(self.copy_for_workers()), number, seeding=None)
-        return self._workers
+        streams = WorkerStreams(self.copy_for_workers(), idxs)
+        return batches_of(streams, number, seed, self.fake_l.timeout)  # type: ignore[no-any-return]
 
     def copy_for_workers(self) -> DataLoader:
         """Return a copy for the workers, which does not keep the loader itself alive."""
@@ -222,9 +195,7 @@ class DataLoader(BatchMaker):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the epoch in progress and process-local parts."""
-        return {
-            name: value for name, value in vars(self).items() if name not in OF_AN_EPOCH - {"rng"}
-        }
+        return {name: value for name, value in vars(self).items() if name not in ("it", "_idxs")}
 
     def randomize(self) -> None:
         """Set a new generator for this epoch, seeded by that of the last one."""

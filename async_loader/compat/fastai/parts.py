@@ -8,7 +8,6 @@ import inspect
 import itertools
 import multiprocessing
 import random
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MethodType, ModuleType
@@ -23,24 +22,6 @@ from async_loader.name_hints import nearest
 from async_loader.pipeline.engine import Engine
 from async_loader.pipeline.workers.work import WorkContext
 
-OF_AN_EPOCH = {"rng", "it", "_idxs", "_workers", "_seen"}
-"""Attributes that every epoch sends, or that do not matter to a worker."""
-
-
-@dataclass(slots=True)
-class Epoch:
-    """Data that differs between epochs.
-
-    Attributes
-    ----------
-    idxs : iterable
-        Result of get_idxs in the learner's process, once for all workers.
-    rng : random.Random | None
-    """
-
-    idxs: Any
-    rng: Any
-
 
 class WorkerStreams:
     """The batches of one worker, made by the loader's own methods from its share of the indices.
@@ -48,14 +29,14 @@ class WorkerStreams:
     Parameters
     ----------
     loader : DataLoader
-        A copy for the workers; each epoch uses its own copy, as loops may be nested.
-    epoch : Epoch | None
-        The only epoch. Forked workers inherit it, so it need not be picklable.
+        A copy for the workers of one epoch.
+    idxs : iterable
+        Result of get_idxs in the learner's process, once for all workers. Forked workers inherit
+        it, so it need not be picklable.
     """
 
-    def __init__(self, loader: Any, epoch: Epoch | None = None) -> None:
-        self.loader = loader
-        self._only = epoch
+    def __init__(self, loader: Any, idxs: Any) -> None:
+        self.loader, self._idxs = loader, idxs
 
     @property
     def dataset(self) -> Any:
@@ -64,12 +45,8 @@ class WorkerStreams:
 
     def begin(self, here: WorkContext) -> Iterator[Any]:
         """Start in fastai's order: number and share, seeds, wif, and then the samples."""
-        loader, epoch = self.loader, self._only or here.state
-        self.loader = loader.copy_for_workers()
-        loader.num_workers, loader.offs = here.workers, here.worker
-        if epoch.rng is not None:
-            loader.rng = epoch.rng
-        loader._idxs = epoch.idxs
+        loader = self.loader
+        loader.num_workers, loader.offs, loader._idxs = here.workers, here.worker, self._idxs
         seed_everything(here.seed)
         loader.fake_l.worker_init_fn(here.worker)
         batches: Iterator[Any] = iter(loader.create_batches(loader.sample()))
@@ -83,24 +60,17 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def batches_of(engine: Engine, epoch: Epoch, seed: int, timeout_s: float, alone: bool) -> Any:
+def batches_of(streams: WorkerStreams, workers: int, seed: int, timeout_s: float) -> Any:
     """Yield the batches of an epoch, one from each worker in turn, with errors as fastai's callers
-    know them. Then workers of this epoch alone end.
+    know them. Then the workers end.
     """
-    iteration = engine.streams(
-        state=None if alone else epoch,
-        seed=seed,
-        prefetch=2 * engine.workers,
-        timeout_s=timeout_s or None,
-    )
+    engine = Engine(streams, workers, seeding=None)
     try:
-        yield from iteration
+        yield from engine.streams(seed=seed, prefetch=2 * workers, timeout_s=timeout_s or None)
     except (WorkerDied, Timeout) as error:
         raise as_torchs(error, timeout_s) from error
     finally:
-        iteration.close()
-        if alone:
-            engine.close()
+        engine.close()
 
 
 NOTHING_BY_DEFAULT = (
@@ -213,7 +183,6 @@ class FakeLoader:
     Attributes
     ----------
     d, default : DataLoader
-        Held weakly: a dropped loader takes its persistent workers with it at once.
     dataset : FakeLoader
         Itself.
     num_workers : int
@@ -231,7 +200,7 @@ class FakeLoader:
         persistent_workers: bool = False,
         pin_memory_device: str = "",
     ) -> None:
-        self._loader = weakref.ref(d)
+        self.d = self.default = d
         self.pin_memory = pin_memory
         self.num_workers = num_workers
         self.timeout = timeout
@@ -239,25 +208,13 @@ class FakeLoader:
         self.pin_memory_device = pin_memory_device
 
     @property
-    def d(self) -> Any:
-        return self._loader()
-
-    default = d
-
-    @property
     def dataset(self) -> FakeLoader:
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_loader": self.d}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _loader=weakref.ref(state["_loader"]))
 
     def of(self, d: Any) -> FakeLoader:
         """Return the same settings for another loader."""
         other = copy.copy(self)
-        other._loader = weakref.ref(d)
+        other.d = other.default = d
         return other
 
     def __iter__(self) -> Iterator[Any]:
