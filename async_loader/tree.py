@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -169,10 +170,6 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
     if structure is None:
         yield list(samples)
         return
-    flat = _flat_columns(structure, samples)
-    if flat is not None:
-        yield from flat
-        return
     _check_containers(structure, samples, prefix)
     mapping = structure.kind is dict
     for position, (key, child) in enumerate(zip(structure.keys, structure.children, strict=True)):
@@ -184,19 +181,6 @@ def columns(structure: Structure, samples: Sequence[Any], prefix: str = "") -> I
             yield column
         else:
             yield from columns(child, column, f"{prefix}{key}.")
-
-
-def _flat_columns(structure: Node, samples: Sequence[Any]) -> list[list[Any]] | None:
-    """The columns of dicts of leaves, each dict looked at once; ``None`` for anything else."""
-    keys = structure.keys
-    if structure.kind is not dict or len(keys) < 2 or any(structure.children):
-        return None
-    if set(map(type, samples)) != {dict} or set(map(len, samples)) != {len(keys)}:
-        return None
-    try:
-        return list(map(list, zip(*map(itemgetter(*keys), samples), strict=True)))
-    except KeyError:
-        return None
 
 
 def _check_containers(structure: Node, samples: Sequence[Any], prefix: str) -> None:
@@ -240,33 +224,35 @@ def _alike(structure: Node, kind: type) -> bool:
     return names == structure.keys
 
 
-def rebuild(structure: Structure, values: Iterable[Any]) -> Any:
-    """Build the nested value from its leaves; the inverse of `leaves`."""
-    return _rebuild(structure, iter(values), _plain)
-
-
-def rebuild_batch(structure: Structure, values: Iterable[Any]) -> Any:
-    """As `rebuild`, with `Fields` for dicts."""
-    return _rebuild(structure, iter(values), fields)
-
-
 def _plain(keys: Iterable[Any], values: Iterable[Any]) -> dict[Any, Any]:
     return dict(zip(keys, values, strict=True))
 
 
-def _rebuild(
+def rebuild(
     structure: Structure,
-    values: Iterator[Any],
-    mapping: Callable[[Iterable[Any], Iterable[Any]], dict[Any, Any]],
+    values: Iterable[Any],
+    mapping: Callable[[Iterable[Any], Iterable[Any]], dict[Any, Any]] = _plain,
 ) -> Any:
+    """Build the nested value from its leaves; the inverse of `leaves`.
+
+    Parameters
+    ----------
+    mapping : callable
+        Makes a dict of its keys and values.
+    """
+    rest = iter(values)
     if structure is None:
-        return next(values)
-    children = [_rebuild(child, values, mapping) for child in structure.children]
+        return next(rest)
+    children = [rebuild(child, rest, mapping) for child in structure.children]
     if structure.kind is dict:
         return mapping(structure.keys, children)
     if structure.kind in (list, tuple):
         return structure.kind(children)
     return structure.kind(*children)
+
+
+rebuild_batch = partial(rebuild, mapping=fields)
+"""As `rebuild`, with `Fields` for dicts."""
 
 
 def transform(
