@@ -48,10 +48,6 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
-AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
-"""Of an array of numpy."""
-EMPTY_BYTES = 1 << 30
-"""Of a value without elements whose dimensions of 0 were 1: numpy multiplies the others too."""
 CODEC_BYTES = 256
 """Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
 
@@ -175,8 +171,6 @@ class Schema:
     def __post_init__(self) -> None:
         if not self.fields:
             raise SchemaError("a schema has at least one field, this one has none")
-        for field in self.fields:
-            _check_batch(field)
 
     @classmethod
     def of(cls, spec: SchemaLike) -> Schema:
@@ -332,22 +326,6 @@ class PackedRow:
         # all others.
         unit = max([8, *(field.dtype.itemsize for field in listed)])
         return cls(tuple(offsets), max(unit, _align(end, unit)))
-
-
-def _check_batch(field: Field) -> None:
-    """Raise SchemaError for a field of which numpy can hold no batch."""
-    axes = len(field.shape) + (field.stack > 1) + 1
-    if axes > AXES:
-        raise SchemaError(
-            f"field {field.name!r} has {axes} axes with those of its batch and stack, an array "
-            f"{AXES} at most: join some, as by reshape"
-        )
-    nbytes = field.dtype.itemsize * math.prod(max(1, n) for n in field.shape)
-    if 0 in field.shape and nbytes > EMPTY_BYTES:
-        raise SchemaError(
-            f"field {field.name!r} of shape {list(field.shape)} has no element, and its other "
-            f"dimensions make {nbytes:.3g} bytes, {EMPTY_BYTES:.3g} at most: make them smaller"
-        )
 
 
 def _check_codec(what: str, codec: object, nbytes: int) -> None:
