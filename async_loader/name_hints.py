@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from async_loader import hint_tables
 
@@ -47,12 +47,6 @@ for _part in hint_tables.PUBLIC.split("## ")[1:]:
     _modules, _, _text = _part.partition("\n")
     _known = {word: remedy for words, remedy in _rows(_text) for word in words.split()}
     PUBLIC |= dict.fromkeys(_modules.split(), _known)
-
-ON_CLASS: dict[str, str] = {
-    "load": "say table.load(path), or ReplayBuffer.from_checkpoint(path) for a table that is not "
-    "there yet"
-}
-"""Methods that were renamed or moved, called on a class."""
 
 
 def hint(word: str, known: Iterable[str], owner: str = "") -> str:
@@ -222,13 +216,6 @@ def _explain(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
         raise TypeError(
             f"{owner}() {only}, and {given} values were given: name the others ({names})"
         ) from None
-    name = function.__name__
-    if len(parameters) < len(signature.parameters) and args and not hasattr(args[0], name):
-        text = (
-            f"{function.__qualname__.rsplit('<locals>.', 1)[-1]}() is called on an object, not "
-            "on the class"
-        )
-        raise TypeError(f"{text}: {ON_CLASS[name]}" if name in ON_CLASS else text) from None
 
 
 def _owner(function: Callable[..., Any], bound: object) -> str:
@@ -279,29 +266,3 @@ def _brief(obj: object) -> str:
         else f"<{type(obj).__qualname__}>"
     )
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-if TYPE_CHECKING:
-    class_only = classmethod
-else:
-
-    class class_only(classmethod):
-        """A classmethod that refuses a call on an object, which it would leave as it is."""
-
-        def __get__(self, one, owner=None):
-            bound = super().__get__(None, type(one) if owner is None else owner)
-            if one is None:
-                return bound
-
-            @functools.wraps(bound)
-            def refused(*args, **kwargs):
-                of = f"{type(one).__name__}.{bound.__name__}"
-                load = ", or load(path) of this one" if bound.__name__ == "from_checkpoint" else ""
-                from async_loader.errors import ConfigError
-
-                raise ConfigError(
-                    f"{of}() makes another {type(one).__name__}, and this one would stay as it is: "
-                    f"call {of}(...) on the class{load}"
-                )
-
-            return refused

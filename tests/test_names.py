@@ -147,27 +147,6 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
     assert attribute_remedy(ReplayBuffer, "dataset") == "say AsyncDataLoader(table, batch_size)"
 
 
-def test_a_method_that_is_called_on_its_class_says_so():
-    class Lake:
-        @explain_wrong_names
-        def load(self, path):
-            return path
-
-        @explain_wrong_names
-        def fill(self, amount):
-            return amount
-
-    assert Lake().load("x") == "x"
-    with pytest.raises(
-        TypeError, match=r"^Lake.load\(\) is called on an object, not on the class: say table.load"
-    ):
-        Lake.load("x")
-    with pytest.raises(
-        TypeError, match=r"^Lake.fill\(\) is called on an object, not on the class$"
-    ):
-        Lake.fill(3)
-
-
 def test_fields_given_by_position_are_refused_with_the_keyword_form():
     class Basin:
         @by_name

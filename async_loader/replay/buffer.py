@@ -11,7 +11,6 @@ from async_loader.errors import CannotSend, ConfigError, require
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import (
     by_name,
-    class_only,
     explain_wrong_attributes,
     explain_wrong_names,
     misplaced_fields,
@@ -150,7 +149,7 @@ class ReplayBuffer(TableMethods):
         if schema is not None:
             self._table_state.start(Schema.of(schema))
 
-    @class_only
+    @classmethod
     @explain_wrong_names
     def queue(
         cls,
@@ -197,7 +196,7 @@ class ReplayBuffer(TableMethods):
         """
         return cls._each_once(Fifo, size, schema, view, capacity, seed)
 
-    @class_only
+    @classmethod
     @explain_wrong_names
     def stack(
         cls,
@@ -690,7 +689,7 @@ class ReplayBuffer(TableMethods):
         """
         checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
 
-    @class_only
+    @classmethod
     @explain_wrong_names
     def from_checkpoint(
         cls,
