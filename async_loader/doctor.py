@@ -6,7 +6,6 @@ import importlib.util
 import multiprocessing
 import os
 import platform
-import re
 import resource
 from dataclasses import dataclass
 from importlib import metadata
@@ -40,7 +39,6 @@ def examine() -> list[Finding]:
         _descriptors(),
         _kernels(),
         Finding("start method", multiprocessing.get_start_method()),
-        _extras(),
     ]
 
 
@@ -51,39 +49,6 @@ def verdict(findings: list[Finding]) -> str:
         return "All is well."
     count = "1 thing" if len(todo) == 1 else f"{len(todo)} things"
     return f"{count} to look at: {', '.join(todo)}."
-
-
-_OF_DEVELOPERS = ("test", "dev", "bench", "docs")
-
-
-def _extras() -> Finding:
-    """Which extras are there, and which are not: nothing needs all of them."""
-    try:
-        package = metadata.metadata("async_loader")
-        lines = metadata.requires("async_loader") or []
-    except metadata.PackageNotFoundError:
-        return Finding("extras", "unknown: async_loader is not installed, only found")
-    needs: dict[str, set[str]] = {
-        name: set()
-        for name in package.get_all("Provides-Extra") or []
-        if name not in _OF_DEVELOPERS
-    }
-    for line in lines:
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)['\"]", line)
-        if found is not None and found[2] in needs:
-            needs[found[2]].add(found[1])
-    missing = {
-        name: sorted(one for one in wanted if _version(one) == _ABSENT)
-        for name, wanted in needs.items()
-    }
-    there = ", ".join(name for name, absent in missing.items() if not absent) or "none"
-    absent = [
-        f"{name} ({', '.join(libraries)})" for name, libraries in missing.items() if libraries
-    ]
-    if not absent:
-        return Finding("extras", there)
-    how = 'where you want one: pip install "async_loader[NAME]"'
-    return Finding("extras", f"{there}; not installed, {how}: {', '.join(absent)}")
 
 
 def _version(name: str) -> str:
