@@ -255,14 +255,11 @@ def test_try_nopython_demands_forbids_or_finds_out():
     slow = ArrayDataset(np.arange(10).view(Counting))
     assert lists(DataLoader(slow, 5)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert Counting.asked == 10
-    with pytest.raises(RuntimeError) as refusal:
-        DataLoader(
-            slow, 5, batchify_fn=batchify.Group(batchify.AsList()), try_nopython=True, **threads
-        )
-    text = str(refusal.value)
-    assert "[dataset: fail, it is Counting, not an array or a tensor]" in text
-    assert "[batchify_fn: fail, Group is Python" in text
-    assert "[batch_sampler: pass]" in text
+    with pytest.raises(RuntimeError, match=r"dataset: it is Counting, not an array or a tensor"):
+        DataLoader(slow, 5, try_nopython=True, **threads)
+    group = batchify.Group(batchify.AsList())
+    with pytest.raises(RuntimeError, match=r"batchify_fn: Group is Python"):
+        DataLoader(arrays, 5, batchify_fn=group, try_nopython=True, **threads)
     # no warning without workers, as in the original
     assert lists(DataLoader(slow, 5, try_nopython=True))
     grouped = DataLoader(

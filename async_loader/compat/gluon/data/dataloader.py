@@ -103,7 +103,7 @@ class DataLoader:
     AssertionError
         If ``timeout`` is not positive.
     RuntimeError
-        If ``try_nopython`` is True but impossible; gives the reason for each part.
+        If ``try_nopython`` is True but impossible; gives the reason.
 
     Notes
     -----
@@ -150,8 +150,7 @@ class DataLoader:
         if gather is not None:
             # gathering is faster than sending, and a thread gathers large ones ahead
             workers, kind = gather_workers(gather.item_bytes, batch_size, workers)
-            batches = self._batch_sampler
-            checked = type(batches) is BatchSampler and batches.within(len(dataset))
+            checked = sampler is None and batch_sampler is None
             work = GatherWork(gather, work, checked=checked)
         self._engine = Engine(work, workers, kind=kind, prefetch=self._prefetch, seed=_seed())
         self._engine.start()
@@ -173,25 +172,19 @@ class DataLoader:
         """
         if wanted is False:
             return None
-        name = getattr(batchify_fn, "__name__", None) or type(batchify_fn).__name__
-        of_fn = ""
-        if batchify_fn is not default_batchify_fn and type(batchify_fn) is not Stack:
-            of_fn = f"{name} is Python: only Stack and the default are done in bulk"
+        fn = batchify_fn
         try:
-            gather, of_dataset = gather_of(self._dataset), ""
-        except NoColumns as reason:
-            gather, of_dataset = None, str(reason)
-        if gather is not None and not of_fn:
-            return gather
+            gather = gather_of(self._dataset)
+            if fn is default_batchify_fn or type(fn) is Stack:
+                return gather
+            name = getattr(fn, "__name__", None) or type(fn).__name__
+            reason = f"batchify_fn: {name} is Python, only Stack and the default are done in bulk"
+        except NoColumns as error:
+            reason = f"dataset: {error}"
         if wanted and self._num_workers:
-            # any sampler will do: only its output matters
-            parts = {"dataset": of_dataset, "batchify_fn": of_fn, "batch_sampler": ""}
-            text = "".join(
-                f"[{part}: {f'fail, {reason}' if reason else 'pass'}]"
-                for part, reason in parts.items()
-            )
             raise RuntimeError(
-                f"try_nopython is True, but {text}: change that, or leave try_nopython at None"
+                f"try_nopython is True, and impossible ({reason}): change that, or leave "
+                "try_nopython at None"
             )
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from async_loader.compat.gluon.data.sampler import (
     FilterSampler,
@@ -232,8 +232,7 @@ _LENGTH_BITS = 29
 class RecordFileDataset(Dataset):
     """The records of ``name.rec`` as bytes, in the order of ``name.idx``.
 
-    Any number of processes and threads may read at the same time: reads do not move a file
-    position.
+    Any number of processes and threads may read at the same time: each read opens the file.
 
     Parameters
     ----------
@@ -251,22 +250,24 @@ class RecordFileDataset(Dataset):
         self.filename = os.fspath(filename)
         self.idx_file = os.path.splitext(self.filename)[0] + ".idx"
         self._starts = _starts(self.idx_file)
-        self._fd = os.open(self.filename, os.O_RDONLY)
+        os.stat(self.filename)  # here, not at the first item
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __getitem__(self, idx: Any) -> bytes:
-        parts, at = [], self._starts[idx]
-        while True:
-            kind, part, at = self._record(at)
-            parts.append(part)
-            if kind in (_WHOLE, _LAST):
-                return _MAGIC.join(parts)
+        parts = []
+        with open(self.filename, "rb") as file:
+            file.seek(self._starts[idx])
+            while True:
+                kind, part = self._record(file)
+                parts.append(part)
+                if kind in (_WHOLE, _LAST):
+                    return _MAGIC.join(parts)
 
-    def _record(self, at: int) -> tuple[int, bytes, int]:
-        """Return kind and data of the record at this position, and the position of the next."""
-        head = os.pread(self._fd, _HEAD.size, at)
+    def _record(self, file: BinaryIO) -> tuple[int, bytes]:
+        """Return kind and data of the record at the file's position, and go to the next."""
+        at, head = file.tell(), file.read(_HEAD.size)
         magic, word = _HEAD.unpack(head) if len(head) == _HEAD.size else (b"", 0)
         if magic != _MAGIC:
             raise ConfigError(
@@ -274,24 +275,14 @@ class RecordFileDataset(Dataset):
                 "file, or it was cut"
             )
         length = word & ((1 << _LENGTH_BITS) - 1)
-        data = os.pread(self._fd, length, at + _HEAD.size)
+        data = file.read(length)
         if len(data) < length:
             raise ConfigError(
                 f"{self.filename} ends within the record at byte {at}: {len(data)} of {length} "
                 "bytes are there"
             )
-        return word >> _LENGTH_BITS, data, at + _HEAD.size + -(-length // 4) * 4
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_fd": -1}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._fd = os.open(self.filename, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            os.close(self._fd)
+        file.seek(-length % 4, os.SEEK_CUR)
+        return word >> _LENGTH_BITS, data
 
 
 def _starts(path: str) -> list[int]:

@@ -57,10 +57,6 @@ class SequentialSampler(Sampler):
         """Return one pass."""
         return range(self._start, self._start + self._length)
 
-    def within(self, length: int) -> bool:
-        """Whether all indices are those of a dataset of this length."""
-        return self._start >= 0 and self._start + self._length <= length
-
     def __len__(self) -> int:
         return self._length
 
@@ -85,10 +81,6 @@ class RandomSampler(Sampler):
         drawn = np.arange(self._length)
         np.random.shuffle(drawn)
         return drawn
-
-    def within(self, length: int) -> bool:
-        """Whether all indices are those of a dataset of this length."""
-        return self._length <= length
 
     def __len__(self) -> int:
         return self._length
@@ -190,10 +182,6 @@ class BatchSampler(Sampler):
     def in_bulk(self) -> bool:
         """Whether `blocks` may be used: the sampler is one of gluon's that draw in bulk."""
         return type(self._sampler) in (RandomSampler, SequentialSampler)
-
-    def within(self, length: int) -> bool:
-        """Whether all indices are known to be those of a dataset of this length."""
-        return self.in_bulk and self._sampler.within(length)  # type: ignore[attr-defined]
 
     def blocks(self) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """Yield the same batches, as arrays of indices."""
