@@ -311,10 +311,10 @@ def test_the_code_of_the_guide_that_needs_tensordict_runs():
 
 def test_without_tensordict_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
-    from async_loader.compat.torchrl.replay_buffer import tensordict
-
+    buffer = numbered(2)
+    buffer._kind = "tensordict"
     with pytest.raises(MissingExtra, match=r"async_loader\[torchrl\]"):
-        tensordict()
+        buffer.sample(1)
 
 
 # -- samplers and buffers by TorchRL's names -------------------------------------------------------

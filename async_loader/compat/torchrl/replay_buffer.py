@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from async_loader import tree
 from async_loader.compat.saved_table import SavedTable, column_of
 from async_loader.compat.torchrl.arguments import (
     capacity_of,
@@ -20,7 +20,7 @@ from async_loader.compat.torchrl.arguments import (
     sampler_of,
 )
 from async_loader.compat.torchrl.samplers import Key, SamplerWithoutReplacement, dotted
-from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
+from async_loader.errors import ConfigError, NotEnoughData, of_extra
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.buffer import shared_table
@@ -166,7 +166,7 @@ class ReplayBuffer:
                 count = count if order is None else order.most(count)
             batch = self.table.sample(count, batch_format="torch")
         if self._pin_memory:
-            batch = _pinned(batch)
+            batch = tree.transform(batch, torch.Tensor.pin_memory)
         info: dict[Key, torch.Tensor] = {"index": batch.pop("index"), **marks}
         if "weight" in batch:
             info["priority_weight"] = batch.pop("weight")
@@ -187,7 +187,7 @@ class ReplayBuffer:
         version = self.table.stats().inserted, len(every), int(every[0])
         ids, lengths = slices.draw(count, every, version, column, self._random)
         marks = slices.marks(lengths, lambda key: column(dotted(key), ids))
-        batch = {**_tensors(self._steps(ids)), "index": torch.from_numpy(ids)}
+        batch = {**self._steps(ids), "index": torch.from_numpy(ids)}
         return batch, {key: torch.from_numpy(value) for key, value in marks.items()}
 
     @contextlib.contextmanager
@@ -211,16 +211,18 @@ class ReplayBuffer:
             For a step that is gone, and for what is no index.
         """
         ids = self._ids(index)
-        batch = _shaped(_tensors(self._steps(ids.reshape(-1))), ids.shape)
-        return self._delivered(batch, ids.shape)
+        batch = self._steps(ids.reshape(-1))
+        shaped = tree.transform(batch, lambda one: one.reshape((*ids.shape, *one.shape[1:])))
+        return self._delivered(shaped, ids.shape)
 
     def _steps(self, ids: Ids) -> dict[str, Any]:
-        """Return steps by id. Raises IndexError for those that are gone."""
+        """Return steps by id, as tensors. Raises IndexError for those that are gone."""
         found = self.table.get(ids)
         if len(found["index"]) < ids.size:
             raise IndexError(f"{ids.size - len(found['index'])} of {ids.size} steps are gone")
         del found["index"]
-        return found
+        steps: dict[str, Any] = tree.transform(found, torch.from_numpy)
+        return steps
 
     def _ids(self, index: Any) -> Ids:
         if isinstance(index, slice):
@@ -330,37 +332,8 @@ class ReplayBuffer:
 
     def _delivered(self, batch: dict[str, Any], shape: tuple[int, ...]) -> Any:
         if self._kind == "tensordict":
-            return tensordict().TensorDict(batch, batch_size=shape)
+            return of_extra("tensordict", "torchrl").TensorDict(batch, batch_size=shape)
         return batch[_VALUE] if self._kind == "value" else batch
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(table={self.table!r}, batch_size={self.batch_size})"
-
-
-def tensordict() -> Any:
-    """Import tensordict. Raises MissingExtra."""
-    try:
-        return importlib.import_module("tensordict")
-    except ImportError as error:
-        raise MissingExtra(
-            'tensordict is not installed: pip install "async_loader[torchrl]"'
-        ) from error
-
-
-def _tensors(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _tensors(value) for key, value in batch.items()}
-    return torch.from_numpy(batch)
-
-
-def _shaped(batch: Any, shape: tuple[int, ...]) -> Any:
-    """Return a batch of rows in another shape, ``()`` for one row."""
-    if isinstance(batch, dict):
-        return {key: _shaped(value, shape) for key, value in batch.items()}
-    return batch.reshape((*shape, *batch.shape[1:]))
-
-
-def _pinned(batch: Any) -> Any:
-    if isinstance(batch, dict):
-        return {key: _pinned(value) for key, value in batch.items()}
-    return batch.pin_memory()
