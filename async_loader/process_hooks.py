@@ -40,9 +40,7 @@ _signal: Any = sys.modules["_signal"]
 _NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 _NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
 """Signals for which programs install handlers that raise."""
-_JOBS = (*_NUMBERS, signal.SIGQUIT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF)
-_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
-_OTHERS = signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}
+_JOBS = {*_NUMBERS, *map(int, (signal.SIGQUIT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF))}
 """Signals that another process may have sent to all processes of a job."""
 
 
@@ -116,9 +114,9 @@ def signals_blocked() -> Iterator[set[int]]:
 
     In this process `SignalsDeferred` holds them back.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OTHERS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _JOBS)
     try:
-        yield {int(number) for number in _OTHERS - before}
+        yield _JOBS - before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -128,24 +126,14 @@ def drop_signals(blocked: Collection[int]) -> None:
     ones in: the parent ends it, also where a signal went to all processes of a job.
     """
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        handler = signal.getsignal(number)
-        if number in _JOBS if handler == signal.SIG_DFL else callable(handler):
-            signal.signal(number, signal.SIG_DFL if number in _FAULTS else _do_nothing)
+    for number in _JOBS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _do_nothing)
             signal.siginterrupt(number, False)  # calls of the system begin anew by themselves
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-    os.register_at_fork(after_in_child=_handle_by_default)
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None: ...
-
-
-def _handle_by_default() -> None:
-    """In a process that is forked in turn: there signals do what they do to any process."""
-    for number in signal.valid_signals():
-        if signal.getsignal(number) is _do_nothing:
-            of_python = signal.default_int_handler
-            signal.signal(number, of_python if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def _forget_signals() -> None:
