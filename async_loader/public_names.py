@@ -12,9 +12,7 @@ from typing import Any
 _NONE: Mapping[str, str] = {}
 
 
-def set_public_names(
-    module: dict[str, Any], homes: Mapping[str, str] = _NONE, extras: Mapping[str, str] = _NONE
-) -> None:
+def set_public_names(module: dict[str, Any], homes: Mapping[str, str] = _NONE) -> None:
     """Have `dir` show what ``__all__`` names, and a missing name say what to write in its place.
 
     A name that is not there, or whose library is not installed, is an AttributeError, as `hasattr`
@@ -27,8 +25,6 @@ def set_public_names(
     homes : mapping of str to str, optional
         Names that are imported when they are first used, and the modules that have them; a module
         by its own full name.
-    extras : mapping of str to str, optional
-        Libraries that these modules import, and the extras of the package that install them.
     """
     own = module["__name__"]
 
@@ -46,25 +42,13 @@ def set_public_names(
                 )
             missing = ImportError(f"{own} has no {name}: {remedy}", name=own)
         except ImportError as error:
-            missing = _named(error, name, extras)
+            missing = error
         # of an AttributeError "from module import name" keeps the type alone
         if _imports(sys._getframe(1)):
             raise missing
         raise AttributeError(str(missing), name=name, obj=sys.modules.get(own)) from missing
 
     module["__getattr__"], module["__dir__"] = look, lambda: sorted(module["__all__"])
-
-
-def _named(error: ImportError, name: str, extras: Mapping[str, str]) -> ImportError:
-    """Return the error that names the extra of a library that is not installed."""
-    library = error.name or ""
-    if library not in extras or not isinstance(error, ModuleNotFoundError):
-        return error
-    from async_loader.errors import MissingExtra  # late: errors have public names too
-
-    made = MissingExtra(f'{name} needs {library}: pip install "async_loader[{extras[library]}]"')
-    made.__cause__ = error
-    return made
 
 
 def _remedy(module: str, name: str) -> str | None:

@@ -21,5 +21,4 @@ if TYPE_CHECKING:
 set_public_names(
     globals(),
     dict.fromkeys(("Recorder", "VectorRecorder"), "async_loader.recording.recorder"),
-    extras={"gymnasium": "demo"},
 )

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from async_loader.errors import ConfigError, Timeout
+from async_loader.errors import ConfigError, Timeout, of_extra
 from async_loader.name_hints import explain_wrong_names
 from async_loader.recording.env_schema import schema_of
 from async_loader.recording.opening import (
@@ -21,6 +19,11 @@ from async_loader.recording.opening import (
     writer_of,
 )
 from async_loader.table import Table, VectorWriter, Writer
+
+of_extra("gymnasium", "demo")
+
+import gymnasium  # noqa: E402
+from gymnasium.vector import AutoresetMode  # noqa: E402
 
 _Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
