@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeGuard, Union, get_args
 
@@ -48,8 +48,6 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
-CODEC_BYTES = 256
-"""Of a value, from which on a codec pays: what says where the compressed one lies takes 16."""
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -80,7 +78,7 @@ class Field:
     ------
     SchemaError
         For a dtype that cannot live in shared memory (object, string, datetime, long double,
-        foreign byte order), for a name in place of the shape, and for a codec of a small value.
+        foreign byte order), for a name in place of the shape, and for an unknown codec.
     """
 
     shape: tuple[int, ...]
@@ -125,10 +123,11 @@ class Field:
             )
         if padding not in get_args(Padding):
             raise SchemaError(f"{what} has padding={padding!r}: it is 'repeat' or 'zero'")
+        if codec not in (None, *get_args(Codec)):
+            known = " or ".join(map(repr, get_args(Codec)))
+            raise SchemaError(f"{what} has codec={codec!r}: it is {known}, or None")
         for key, value in values.items():
             object.__setattr__(self, key, value)
-        if codec is not None:
-            _check_codec(what, codec, self.nbytes)
 
     @property
     def nbytes(self) -> int:
@@ -191,8 +190,8 @@ class Schema:
         if isinstance(spec, Schema):
             return spec
         if isinstance(spec, Mapping) or spaces.is_space(spec):
-            structure = _spec_structure(spec)
-            values, names = list(_spec_leaves(spec)), list(tree.names(structure))
+            structure, values = _spec(spec)
+            names = tree.names(structure)
             return cls(structure, tuple(_field(n, v) for n, v in zip(names, values, strict=True)))
         raise SchemaError(
             f"a schema is a dict of fields, not {spec!r}: as in {{'obs': env.observation_space, "
@@ -328,18 +327,6 @@ class PackedRow:
         return cls(tuple(offsets), max(unit, _align(end, unit)))
 
 
-def _check_codec(what: str, codec: object, nbytes: int) -> None:
-    """Raise SchemaError for an unknown codec, and for one that cannot pay."""
-    if codec not in get_args(Codec):
-        known = " or ".join(map(repr, get_args(Codec)))
-        raise SchemaError(f"{what} has codec={codec!r}: it is {known}, or None")
-    if nbytes < CODEC_BYTES:
-        raise SchemaError(
-            f"{what} has codec={codec!r} and {nbytes} bytes: a codec is for values of "
-            f"{CODEC_BYTES} bytes and more, leave it out"
-        )
-
-
 def _shape(what: str, shape: Any) -> tuple[int, ...]:
     if isinstance(shape, str):
         raise SchemaError(
@@ -395,28 +382,17 @@ def _align(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
-def _within(spec: object) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
-    """Return container, keys and values of a nested spec; ``None`` for one field."""
+def _spec(spec: object) -> tuple[tree.Structure, list[Any]]:
+    """Return the structure of a nested spec, and its leaves."""
+    found = spaces.within(spec) if spaces.is_space(spec) else None
     if isinstance(spec, Mapping):
-        return dict, tuple(spec), tuple(spec.values())
-    return spaces.within(spec) if spaces.is_space(spec) else None
-
-
-def _spec_structure(spec: object) -> tree.Structure:
-    found = _within(spec)
+        found = dict, tuple(spec), tuple(spec.values())
     if found is None:
-        return None
+        return None, [spec]
     kind, keys, values = found
-    return tree.Node(kind, keys, tuple(map(_spec_structure, values)))
-
-
-def _spec_leaves(spec: object) -> Iterator[Any]:
-    found = _within(spec)
-    if found is None:
-        yield spec
-    else:
-        for value in found[2]:
-            yield from _spec_leaves(value)
+    parts = list(map(_spec, values))
+    node = tree.Node(kind, keys, tuple(structure for structure, _ in parts))
+    return node, [leaf for _, leaves in parts for leaf in leaves]
 
 
 def _field(name: str, value: object) -> Field:
