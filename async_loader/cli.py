@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from async_loader import __version__
-from async_loader.cli_cluster import Group, cluster
+from async_loader.cli_cluster import Group, Json, cluster
 
 app = typer.Typer(
     help="Asynchronous replay-buffer loader for reinforcement learning.",
@@ -20,7 +20,6 @@ app = typer.Typer(
 )
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON, and nothing else.")]
 Address = Annotated[
     str | None,
     typer.Argument(
@@ -142,7 +141,6 @@ def serve(
 def status(
     address: Address = None,
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Once a second, until Ctrl-C.")] = False,
     keys: Keys = None,
 ) -> None:
     """Print a feeder's status: tables, connected clients, and what each of them waits for."""
@@ -150,7 +148,7 @@ def status(
 
     from async_loader.observe.terminal import show_status
 
-    show_status(address, keys, as_json=as_json, watch=watch, console=Console())
+    show_status(address, keys, as_json=as_json, console=Console())
 
 
 @app.command()
@@ -239,7 +237,7 @@ def inspect(
         str, typer.Argument(help="Folder that a table was saved to, or a feeder's address.")
     ],
     table: Annotated[
-        str | None, typer.Argument(help="Of a feeder; may be left out if there is one.")
+        str | None, typer.Argument(help="Of a feeder alone; may be left out if there is one.")
     ] = None,
     as_json: Json = False,
     keys: Keys = None,
@@ -257,11 +255,6 @@ def inspect(
         return
     from async_loader.offline import commands
 
-    if table is not None or keys is not None:
-        given = f"table {table!r}" if table is not None else "--keys"
-        raise typer.BadParameter(
-            f"{given} is of a feeder, and {what!r} is no address: say tcp://... or ipc://..."
-        )
     commands.inspect(what, as_json=as_json, console=Console())
 
 

@@ -192,41 +192,31 @@ def _duration(seconds: float) -> str:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def redraw(
-    status: Callable[[], Mapping[str, Any]], console: Console, whole_screen: bool = False
-) -> None:
-    """Redraw the status once a second, until Ctrl-C. Raises what ``status`` raises."""
+def redraw(status: Callable[[], Mapping[str, Any]], console: Console) -> None:
+    """Redraw the status on the whole terminal once a second, until Ctrl-C. Raises what ``status``
+    raises.
+    """
     from rich.console import Group
     from rich.live import Live
 
-    whole_screen = whole_screen and console.is_terminal
     with (
         contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, auto_refresh=False, screen=whole_screen) as live,
+        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
     ):
         while True:
             live.update(Group(*screen(status(), console.height)), refresh=True)
             readable([], LIVE_S)
 
 
-def show_status(
-    address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console
-) -> None:
-    """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
-    with asking(address, keys) as client, contextlib.suppress(KeyboardInterrupt):
-        if watch and not as_json:
-            redraw(client.status, console)
-            return
-        while True:
-            status = client.status()
-            if as_json:
-                console.out(json.dumps(status), highlight=False)
-            else:
-                height = console.height - 1 if console.is_terminal else None
-                console.print(*screen(status, height), sep="\n")
-            if not watch:
-                return
-            readable([], LIVE_S)
+def show_status(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
+    """Print a server's status."""
+    with asking(address, keys) as client:
+        status = client.status()
+        if as_json:
+            console.out(json.dumps(status), highlight=False)
+        else:
+            height = console.height - 1 if console.is_terminal else None
+            console.print(*screen(status, height), sep="\n")
 
 
 def top(address: str | None, keys: str | None, console: Console) -> None:
@@ -238,4 +228,4 @@ def top(address: str | None, keys: str | None, console: Console) -> None:
         As `connect` does, also when the feeder ends.
     """
     with asking(address, keys) as client:
-        redraw(client.status, console, whole_screen=True)
+        redraw(client.status, console)

@@ -110,7 +110,7 @@ def top(
 ) -> None:
     """Redraw the screen once a second, until Ctrl-C. Raises as `watched`."""
     with watched(addresses, config, ray, keys) as client:
-        redraw(lambda: status_of(client), console, whole_screen=True)
+        redraw(lambda: status_of(client), console)
 
 
 def status_of(client: ClusterClient) -> ClusterStatus:

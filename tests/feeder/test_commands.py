@@ -17,7 +17,6 @@ from async_loader import feeder
 from async_loader.cli import app
 from async_loader.feeder import reach
 from async_loader.feeder.curve_keys import load_server_keys
-from async_loader.observe import terminal
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDE = {"COLUMNS": "200"}
@@ -242,16 +241,6 @@ def test_what_clients_call_themselves_cannot_command_a_terminal(client):
     assert "\x1b" not in result.output
     assert "\x07" not in result.output
     assert "[red]:boom:" in result.output
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_watching_goes_on_until_it_is_interrupted(client, monkeypatch, options):
-    monkeypatch.setattr(terminal, "LIVE_S", 0.0)
-    fake = client(status_of(), status_of(draining=True), KeyboardInterrupt())
-    result = invoke("status", "x", "--watch", *options)
-    assert result.exit_code == 0, result.output
-    assert fake.statuses == []
-    assert "draining" in result.output
 
 
 def test_drain_drains(client):
