@@ -21,14 +21,14 @@ from async_loader.compat.gluon.data.batchify import (
     default_batchify_fn,
     default_mp_batchify_fn,
 )
-from async_loader.compat.gluon.data.dataset import Gather, gather_of
+from async_loader.compat.gluon.data.dataset import gather_of
 from async_loader.compat.gluon.data.sampler import (
     BatchSampler,
     RandomSampler,
     SequentialSampler,
     require,
 )
-from async_loader.dataset.array_dataset import NoColumns
+from async_loader.dataset.array_dataset import Columns, NoColumns
 from async_loader.dataset.dataset_work import GatherWork, MapWork, gather_workers
 from async_loader.dataset.epoch import can_pin, pinned
 from async_loader.errors import ConfigError, Timeout
@@ -166,7 +166,7 @@ class DataLoader:
             return sampler.blocks()
         return iter(sampler)
 
-    def _gather(self, batchify_fn: Collate, wanted: bool | None) -> Gather | None:
+    def _gather(self, batchify_fn: Collate, wanted: bool | None) -> Columns | None:
         """Return the bulk path if it is allowed and possible;
         RuntimeError if it is demanded and impossible.
         """

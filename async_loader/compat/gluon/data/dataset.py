@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from async_loader.compat.gluon.data.sampler import (
@@ -13,56 +13,22 @@ from async_loader.compat.gluon.data.sampler import (
     SequentialSampler,
     require,
 )
-from async_loader.dataset.array_dataset import Columns, Index, NoColumns, columns_of
+from async_loader.dataset.array_dataset import Columns, NoColumns, columns_of
 from async_loader.errors import ConfigError
 
 
-class Gather:
-    """Gathers a batch for a whole list of indices.
-
-    Parameters
-    ----------
-    fields : sequence of Columns
-        Of one array each, possibly with a selection of rows.
-    single : bool
-        An item is one array rather than a tuple.
-    """
-
-    def __init__(self, fields: Sequence[Columns], single: bool) -> None:
-        self._fields, self._single = fields, single
-        self.item_bytes = sum(field.item_bytes for field in fields)
-
-    def gather(self, index: Index, *, checked: bool = False) -> Any:
-        """Return the collated batch of tensors. See `Columns.gather`."""
-        found = [field.gather(index, checked=checked) for field in self._fields]
-        return found[0] if self._single else found
-
-
-def gather_of(dataset: Any) -> Gather:
+def gather_of(dataset: Any) -> Columns:
     """Return what makes batches of a dataset in bulk. Raises NoColumns if that is impossible."""
-    return Gather(*_resolved(dataset))
-
-
-def _resolved(dataset: Any) -> tuple[list[Columns], bool]:
-    """Return the fields, and whether an item is one array rather than a tuple of them.
-
-    Raises NoColumns.
-    """
-    if type(dataset) is ArrayDataset:
-        parts = [_resolved(part) for part in dataset._data]
-        if len(parts) == 1:
-            return parts[0]
-        if not all(single for _, single in parts):
-            raise NoColumns("its items are tuples within tuples")
-        return [fields[0] for fields, _ in parts], False
     if type(dataset) is _SampledDataset:
-        fields, single = _resolved(dataset._dataset)
-        return [field.subset(dataset._indices) for field in fields], single
+        return gather_of(dataset._dataset).subset(dataset._indices)
     if type(dataset) is SimpleDataset:
-        return _resolved(dataset._data)
+        return gather_of(dataset._data)
+    if type(dataset) is ArrayDataset:
+        parts = dataset._data
+        return gather_of(parts[0]) if len(parts) == 1 else columns_of(tuple(parts))
     if isinstance(dataset, tuple | list | dict):
         raise NoColumns(f"{type(dataset).__name__} is neither a numpy array nor a tensor")
-    return [columns_of(dataset)], True
+    return columns_of(dataset)
 
 
 class Dataset:
