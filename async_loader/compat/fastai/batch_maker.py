@@ -230,24 +230,16 @@ class BatchMaker(GetAttrProxy):
 
     # -- callbacks that do nothing -----------------------------------------------------------------
 
-    def wif(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Runs in each worker before its first sample."""
+    def noop(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return ``x``."""
         return x
 
-    def before_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_item(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def before_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_batch(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
-
-    def after_iter(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return x
+    wif = noop  # runs in each worker before its first sample
+    before_iter = noop
+    after_item = noop
+    before_batch = noop
+    after_batch = noop
+    after_iter = noop
 
 
 def chunks(items: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
