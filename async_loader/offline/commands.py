@@ -43,28 +43,15 @@ def fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:
     shown = Table("field", "dtype", "shape", "stack", "next", header_style="bold")
     for one in fields:
         shape = str(one["shape"])
-        row = one["name"], one["dtype"], shape, str(one["stack"]), one["next"] or ""
-        shown.add_row(*map(_printable, row))
+        shown.add_row(one["name"], one["dtype"], shape, str(one["stack"]), one["next"] or "")
     return shown
 
 
 def spread(values: npt.NDArray[Any]) -> dict[str, float] | None:
     """Return the range of the finite numbers, and their middle; ``None`` without any."""
     values = values[np.isfinite(values)].astype(np.float64)
-    if not len(values):
-        return None
-    with np.errstate(over="ignore"):  # JSON has no infinity
-        middle = {"mean": values.mean(), "median": np.median(values)}
-        found = {"min": values.min(), **middle, "max": values.max()}
-        return {name: float(np.nan_to_num(one)) for name, one in found.items()}
-
-
-def _printable(text: str) -> str:
-    """Return text without control characters, and without what would be taken for markup."""
-    from rich.markup import escape
-
-    shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)
-    return escape(shown)
+    asked: dict[str, Any] = {"min": np.min, "mean": np.mean, "median": np.median, "max": np.max}
+    return {name: float(of(values)) for name, of in asked.items()} if len(values) else None
 
 
 FORMATS: dict[str, Callable[..., ReplayBuffer]] = {
@@ -133,8 +120,6 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
             if facts[what] is not None:
                 shown = ", ".join(f"{name} {one:.4g}" for name, one in facts[what].items())
                 console.out(f"{what} of episodes: {shown}", highlight=False)
-        if left_out := facts["returns_not_finite"]:
-            console.out(f"{left_out:,} returns are not finite: NaN or infinite", highlight=False)
 
 
 def _counts(facts: dict[str, Any]) -> str:
@@ -156,5 +141,4 @@ def _facts(table: ReplayBuffer) -> dict[str, Any]:
         "episodes": len(found.starts),
         "length": spread(found.counts),
         "return": None if sums is None else spread(sums),
-        "returns_not_finite": 0 if sums is None else int((~np.isfinite(sums)).sum()),
     }
