@@ -388,14 +388,12 @@ class DataLoader(Generic[B]):
             The state is of another kind of loader, or of an iterable dataset with another number of
             workers.
         """
-        if not isinstance(state, dict) or state.get("version") != _STATE_VERSION:
+        known = isinstance(state, dict) and state.get("version") == _STATE_VERSION
+        if not known or not {"seed", "epoch", "yielded", "batches"} <= state.keys():
             raise ConfigError(
-                f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: "
-                f"{_brief(state)}"
+                f"the state is no state_dict of a DataLoader of version {_STATE_VERSION}: give "
+                "what state_dict() returned"
             )
-        missing = {"seed", "epoch", "yielded", "batches"} - state.keys()
-        if missing:
-            raise ConfigError(f"the state lacks {', '.join(sorted(missing))}: {_brief(state)}")
         workers = max(1, self._engine.workers)
         if self._iterable != ("workers" in state) or type(state["batches"]) is not type(
             self._batches.state()
@@ -491,15 +489,10 @@ def _check_order(
 
 
 def _check_iterable(shuffle: bool, sampler: object, batch_sampler: object, last: str) -> None:
-    if shuffle or sampler is not None or batch_sampler is not None:
+    if shuffle or sampler is not None or batch_sampler is not None or last == "roll_over":
         raise ConfigError(
-            "the dataset is iterable and decides its order itself: leave shuffle, sampler and "
-            "batch_sampler out"
-        )
-    if last == "roll_over":
-        raise ConfigError(
-            "the dataset is iterable and each worker has its own: last_batch can be 'keep' or "
-            "'drop'"
+            "the dataset is iterable and decides its order itself: leave shuffle, sampler, "
+            "batch_sampler and last_batch='roll_over' out"
         )
 
 
@@ -543,7 +536,3 @@ def _mixed(seed: int, epoch: int) -> int:
     return int(
         np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)[0] >> np.uint64(2)
     )
-
-
-def _brief(state: object) -> str:
-    return f"version {state.get('version')}" if isinstance(state, dict) else type(state).__name__

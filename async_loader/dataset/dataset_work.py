@@ -101,7 +101,7 @@ class MapWork:
             nonlocal given
             batch, given = do(task), given + 1
             found = Bookmark(given, whole=self.dataset.state_dict())
-            return StreamResult(batch, StreamPosition(here.worker, _kept(found, here)))
+            return StreamResult(batch, here.worker, _kept(found, here))
 
         return tracked
 
@@ -176,26 +176,12 @@ class GatherWork:
         return self.columns.gather(index)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """Where a worker is behind a batch.
-
-    Attributes
-    ----------
-    worker : int
-    mark : Bookmark
-        Of its dataset.
-    """
-
-    worker: int
-    mark: Bookmark
-
-
 class StreamResult(NamedTuple):
-    """A batch (END after the last one), and the position of its worker's stream after it."""
+    """A batch (END after the last one), its worker, and where the worker's dataset is after it."""
 
     batch: Any
-    where: StreamPosition
+    worker: int
+    mark: Bookmark
 
 
 def _kept(mark: Bookmark, here: WorkContext) -> Bookmark:
@@ -274,4 +260,4 @@ class _Stream(Iterator[Any]):
             return batch
         self.given += batch is not END
         mark = Bookmark.of(self.work.dataset, self.items, self.given, ended=self.ended)
-        return StreamResult(batch, StreamPosition(self._here.worker, _kept(mark, self._here)))
+        return StreamResult(batch, self._here.worker, _kept(mark, self._here))

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from async_loader.dataset.batch_order import Batches, StreamBatches
 from async_loader.dataset.bookmarks import Bookmark
-from async_loader.dataset.dataset_work import StreamPosition, StreamResult
+from async_loader.dataset.dataset_work import StreamResult
 from async_loader.name_hints import stacklevel
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
-from async_loader.stats import Meter, StageStats
+from async_loader.stats import LearnerMeter, StageStats
 
 if TYPE_CHECKING:
     pass
@@ -81,10 +81,10 @@ class EpochProgress:
         self.untold: dict[int, Bookmark]
         self.untold = {n: mark for n, mark in self.marks.items() if n in known}
 
-    def note(self, where: StreamPosition) -> None:
+    def note(self, worker: int, mark: Bookmark) -> None:
         """A worker said where it is."""
-        self.marks[where.worker] = where.mark
-        self.untold.pop(where.worker, None)
+        self.marks[worker] = mark
+        self.untold.pop(worker, None)
 
     def state(self) -> dict[str, Any]:
         """What `EpochProgress` goes on from; nothing in it changes any more."""
@@ -117,7 +117,7 @@ class Epoch(Iterator[B]):
         What was over before.
     finish : callable | None
         Done to each batch in the consumer's thread.
-    meter : Meter | None
+    meter : LearnerMeter | None
         Of the consumer, for all epochs of a loader.
     most : int | None
         More batches than these are warned of, once.
@@ -128,7 +128,7 @@ class Epoch(Iterator[B]):
     number: int
     progress: EpochProgress
     finish: Callable[[Any], Any] | None
-    meter: Meter | None = None
+    meter: LearnerMeter | None = None
     most: int | None = None
 
     def __post_init__(self) -> None:
@@ -157,11 +157,11 @@ class Epoch(Iterator[B]):
     def _find(self) -> Any:
         for batch in self.iteration:
             if type(batch) is StreamResult:
-                batch, where = batch
-                self.progress.note(where)
+                batch, worker, mark = batch
+                self.progress.note(worker, mark)
                 if batch is END:  # the dataset of this worker has ended
                     continue
-                self.progress.turn = where.worker + 1
+                self.progress.turn = worker + 1
             if self.finish is not None:
                 batch = self.finish(batch)
             if self.most is not None and self.yielded >= self.most:

@@ -220,7 +220,7 @@ def test_a_state_of_another_kind_of_loader_is_refused(one, other):
         return
     with pytest.raises(ConfigError, match="another kind"):
         loader.load_state_dict(state)
-    with pytest.raises(ConfigError, match="lacks batches, epoch"):
+    with pytest.raises(ConfigError, match="no state_dict of a DataLoader"):
         loader.load_state_dict({"version": state["version"], "seed": 1, "yielded": 0})
 
 
