@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
@@ -96,21 +97,13 @@ def finisher(batch_format: BatchFormat) -> Callable[[Any], Any] | None:
     if batch_format == "torch":
         return None
     if batch_format == "numpy":
-        return _arrays
-    return _tensor_dict
-
-
-def _arrays(batch: object) -> Any:
-    return tree.transform(batch, _array)
+        return partial(tree.transform, function=_array)
+    return partial(convert, batch_format="tensordict")
 
 
 def _array(leaf: object) -> Any:
     array = tensors.as_array(leaf)
     return leaf if array is None else array
-
-
-def _tensor_dict(batch: object) -> Any:
-    return convert(batch, "tensordict")
 
 
 def _tensor(leaf: object, device: str | torch.device | None) -> Any:

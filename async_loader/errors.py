@@ -16,16 +16,9 @@ _REMEDIES = {
     errno.ENOSPC: "free some of the disk, or name a place on another one",
     errno.EDQUOT: "free some of your share of the disk, or name a place on another one",
     errno.EACCES: "give this user the right to it, or name another place",
-    errno.EPERM: "give this user the right to it, or name another place",
     errno.EROFS: "name a place that can be written to",
     errno.ENOENT: "make the folder, or name another place",
-    errno.ENOTDIR: "a part of the path is a file: name another place",
-    errno.EISDIR: "it is a folder: name a file",
-    errno.EEXIST: "name another place",
-    errno.ENAMETOOLONG: "give a shorter name",
     errno.EMFILE: "raise the limit of open files, as by ulimit -n 65536",
-    errno.ENFILE: "raise the machine's limit of open files, fs.file-max",
-    errno.ENOMEM: "free some memory",
 }
 
 
@@ -205,7 +198,6 @@ def of_extra(module: str, extra: str) -> Any:
     """Import a module that an extra brings. Raises MissingExtra."""
     library = module.partition(".")[0]
     try:
-        importlib.import_module(library)
         return importlib.import_module(module)
     except ImportError as error:
         text = f'{library} is not installed: pip install "async_loader[{extra}]"'

@@ -13,8 +13,8 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, cast
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.process_hooks import SignalsDeferred
@@ -38,17 +38,11 @@ def seconds(name: str, value: object) -> float:
     """
     if type(value) is float and value >= 0.0:
         return value
-    number = math.nan
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:  # an integer of hundreds of digits
-            number = math.inf if cast(int, value) > 0 else math.nan
-    if not number >= 0.0:
-        raise ConfigError(
-            f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
-        )
-    return number
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0:  # type: ignore[operator]
+        return float(value)
+    raise ConfigError(
+        f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
+    )
 
 
 def seconds_or_none(name: str, value: object) -> float | None:
@@ -269,23 +263,3 @@ def join(thread: threading.Thread, timeout_s: float | None) -> bool:
         return True
     thread.join(None if timeout_s is None else min(timeout_s, LONGEST_S))
     return not thread.is_alive()
-
-
-@contextlib.contextmanager
-def every(seconds: float, call: Callable[[], object], name: str) -> Iterator[None]:
-    """Call the function now and every ``seconds``, on a thread of this name, within the block."""
-    end = EndFlag()
-
-    def run() -> None:
-        call()
-        while not readable([end.fileno()], seconds):
-            call()
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        end.set()
-        thread.join()
-        end.close()

@@ -129,14 +129,6 @@ class Meter:
         self.waits += 1
         self._since, self._waiting = now, True
 
-    def waited(self, since: float) -> None:
-        """Count a wait from ``since`` until now, with work before it: one call in place of two."""
-        now = self._clock()
-        self.busy_s += since - self._since
-        self.wait_s += now - since
-        self.waits += 1
-        self._since, self._waiting = now, False
-
     def _turn(self, waiting: bool) -> None:
         now = self._clock()
         if self._waiting:
@@ -159,7 +151,7 @@ class LearnerMeter(Meter):
         self.durations = [0] * DURATIONS
 
     def waited(self, since: float) -> None:
-        """See `Meter.waited`."""
+        """Count a wait from ``since`` until now, with work before it."""
         now = self._clock()
         self.busy_s += since - self._since
         waited = now - since
