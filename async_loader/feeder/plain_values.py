@@ -17,8 +17,7 @@ from typing import Any, cast
 from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.name_hints import hint
 from async_loader.replay import samplers
-from async_loader.replay.hindsight_goals import HindsightParts
-from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.hindsight_view import Hindsight, HindsightParts
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Sampler, check_sampler

@@ -1,7 +1,8 @@
-"""Reads YAML, and converts plain values to settings. The first mistake is told."""
+"""Reads YAML, and converts plain values to settings. All mistakes are told at once."""
 
 from __future__ import annotations
 
+import copy
 import re
 import typing
 from collections.abc import Hashable, Iterator
@@ -21,6 +22,8 @@ except ImportError as error:
 
 S = TypeVar("S", bound="Settings")
 Keys = tuple[str, ...]
+_DEEPEST = 3
+"""Keys to what is left out to find the other mistakes: as ``tables.NAME.sampler``."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,15 +57,31 @@ def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node |
     Raises
     ------
     ConfigError
-        For the first mistake: ``where``, the line of the file, the setting's path, what is wrong.
+        A line for each mistake: ``where``, the line of the file, the setting's path, what is wrong.
     """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        path, text = _mistake(value, kind, error)
-        line = _line(node, path)
-        parts = (where, f"line {line}" if line else "", ".".join(path), text)
-        raise ConfigError(": ".join(filter(None, parts))) from None
+    left, found, gone = copy.deepcopy(value), [], list[Keys]()
+    while True:
+        try:
+            made = msgspec.convert(left, kind)
+        except msgspec.ValidationError as error:
+            path, text = _mistake(left, kind, error)
+            if not any(one[: len(path)] == path for one in gone):  # else what is gone is missed
+                line = _line(node, path)
+                parts = (where, f"line {line}" if line else "", ".".join(path), text)
+                found.append((line, ": ".join(filter(None, parts))))
+            gone.append(path[:_DEEPEST])
+            if _left_out(left, gone[-1]):
+                continue
+        if found:
+            raise ConfigError("\n".join(text for _, text in sorted(found)))
+        return made
+
+
+def _left_out(value: Any, path: Keys) -> bool:
+    """Remove what is at a path; return whether there was anything."""
+    for key in path[:-1]:
+        value = value.get(key) if isinstance(value, dict) else None
+    return bool(path) and isinstance(value, dict) and value.pop(path[-1], value) is not value
 
 
 def _mistake(value: Any, kind: Any, error: msgspec.ValidationError) -> tuple[Keys, str]:

@@ -405,6 +405,26 @@ def test_a_mistake_is_said_with_the_line_and_the_key_that_was_written(tmp_path, 
     assert f"line {line + 2}: feeder.{said}" in str(caught.value)
 
 
+def test_all_mistakes_are_said_at_once_in_the_order_of_the_file(tmp_path):
+    text = """\
+heartbeat: 3
+tables:
+  replay: {capacity: lots, sampler: {prioritized: {alpha: 0.6}}}
+  other:
+    capacity: 100
+    schema: {obs: {dtype: flot32}}
+    sampler: {kind: prioritized, alpha: high}
+limits: {sessions: 0,
+         message_bytes: x}
+"""
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    lines = [int(one.split("line ")[1].split(":")[0]) for one in str(caught.value).split("\n")]
+    assert lines == [1, 3, 6, 7, 8, 9]
+    with pytest.raises(ConfigError, match=r"(?s)tables.a: capacity='lots'.*tables.b: capacity='x'"):
+        ServerSettings.of(["a:lots", "b:x"])
+
+
 def test_a_table_that_does_not_fit_is_named_and_the_others_are_closed(tmp_path):
     settings = load(
         tmp_path,

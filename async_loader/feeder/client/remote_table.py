@@ -13,7 +13,7 @@ from async_loader.feeder.client.writer_rows import WriterOptions
 from async_loader.feeder.wire import AboutReply, OpenReader, schema_of
 from async_loader.lifecycle import Deadline, seconds_or_none
 from async_loader.name_hints import explain_wrong_names
-from async_loader.replay.checkpoint.settings import limiter_of
+from async_loader.replay.checkpoint.manifest import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table_methods import TableMethods

@@ -40,7 +40,7 @@ from async_loader.feeder.wire import (
     spec_of,
     tensors_of,
 )
-from async_loader.replay.checkpoint.settings import limiter_json
+from async_loader.replay.checkpoint.manifest import limiter_json
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 

@@ -36,7 +36,7 @@ from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import Position
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
-from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
+from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
 from async_loader.replay.checkpoint import SaveReport
 from async_loader.validation import path_of
 
@@ -262,7 +262,7 @@ class TableSaves:
 
     @property
     def _steps_had(self) -> int:
-        return parts_of(self.buffer).state.steps_had
+        return shared_table(self.buffer).steps_had
 
     def _counts(self) -> tuple[int, ...]:
         stats = self.buffer.stats()

@@ -16,7 +16,7 @@ from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRin
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.shm.segment import Segment
@@ -34,7 +34,7 @@ class TableEntry:
         clock: Callable[[], float],
     ) -> None:
         self.name, self.buffer = name, buffer
-        self.table = NonblockingTable(parts_of(buffer))
+        self.table = NonblockingTable(shared_table(buffer))
         self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.ended = False
