@@ -148,9 +148,9 @@ def status(
     """Print a feeder's status: tables, connected clients, and what each of them waits for."""
     from rich.console import Console
 
-    from async_loader.feeder import commands
+    from async_loader.observe.terminal import show_status
 
-    commands.show_status(address, keys, as_json=as_json, watch=watch, console=Console())
+    show_status(address, keys, as_json=as_json, watch=watch, console=Console())
 
 
 @app.command()
@@ -164,7 +164,7 @@ def top(
     """
     from rich.console import Console
 
-    from async_loader.observe.top import top as show
+    from async_loader.observe.terminal import top as show
 
     show(address, keys, Console())
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class SavedTable(NamedTuple):
 
 def column_of(table: Table, name: str, ids: Ids) -> Array:
     """Return a copy of one stored field by id; zeros where an id is not in the table."""
-    state = parts_of(table).state
+    state = shared_table(table)
     with state.lock:
         state.check_open()
         state.catch_up()

@@ -1,30 +1,22 @@
-"""The feeder's commands: serve, status, drain. Text of peers is cleaned before it is printed."""
+"""The feeder's commands: serve, inspect, drain. Text of peers is cleaned before it is printed."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from async_loader.errors import AsyncLoaderError, ConfigError, Timeout
-from async_loader.feeder.status_view import (
-    Status,
-    clean,
-    count_text,
-    rate,
-    seconds_between,
-    status_view,
-    table_of,
-)
+from async_loader.errors import ConfigError, Timeout
 from async_loader.feeder.wire import AboutReply, schema_of
-from async_loader.lifecycle import Deadline, every, readable
+from async_loader.lifecycle import Deadline
 from async_loader.offline.commands import fields_of, fields_table
 from async_loader.shm.limits import human
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
     from async_loader.feeder.client.client import Client
     from async_loader.feeder.settings import ServerSettings
@@ -94,26 +86,16 @@ def _print(facts: dict[str, Any], console: Console) -> None:
 
 _log = logging.getLogger("async_loader.feeder")
 _ASK_S = 10.0  # for a feeder that is there
-LIVE_S, LOG_S, RATE_S = 1.0, 60.0, 0.5
-"""Seconds between redraws of a terminal; between lines of a log; for rates of a single status."""
-
-
-AskStatus = Callable[[float], Status]
-View = Callable[[Status, Status | None, int | None], "list[RenderableType]"]
-"""Returns the lines of a status, an older one, and a terminal's height."""
-Beside = Callable[["ServerSettings", AskStatus], contextlib.AbstractContextManager[object]]
+Status = Mapping[str, Any]
+Beside = Callable[
+    ["ServerSettings", Callable[[float], Status]], contextlib.AbstractContextManager[object]
+]
 """Starts what serves a feeder's figures, from its settings and a call that returns its status
 within a number of seconds.
 """
 
 
-def _nothing(
-    settings: ServerSettings, ask_status: AskStatus
-) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
-def serve(settings: ServerSettings, beside: Beside = _nothing) -> int:
+def serve(settings: ServerSettings, beside: Beside) -> int:
     """Run a server until it is drained or stopped; return the exit code.
 
     ``beside``: what runs beside the server, see `Beside`.
@@ -121,98 +103,24 @@ def serve(settings: ServerSettings, beside: Beside = _nothing) -> int:
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(beside(settings, server.ask_status))
-        except BaseException:
-            server.close()
-            raise
-        # It says "serving" when SIGTERM ends it in order, not before.
-        return server.run(ready=lambda: stack.enter_context(_logged(server.status)))
+    where = ", ".join(map(clean, settings.tables)), clean(server.address), os.getpid()
+    try:
+        with beside(settings, server.ask_status):
+            # It says "serving" when SIGTERM ends it in order, not before.
+            return server.run(ready=lambda: _log.info("serving %s at %s (process %d)", *where))
+    finally:
+        server.close()
+        _log.info("ended")
 
 
-# -- while serving ---------------------------------------------------------------------------------
+def clean(text: str) -> str:
+    """Return a peer's text without control characters."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(text))
 
 
-@contextlib.contextmanager
-def _logged(status: Callable[[], Status]) -> Iterator[None]:
-    """Log what is served; sizes, and rates since the line before, once a minute; and the end."""
-    before = status()
-    names = ", ".join(map(clean, before["tables"]))
-    where = f"{clean(before['address'])} (process {before['pid']})"
-    _log.info("serving %s at %s", names, where)
-
-    def say() -> None:
-        nonlocal before
-        # another thread changes the sessions, or closes the server
-        with contextlib.suppress(RuntimeError, AsyncLoaderError):
-            now = status()
-            _log.info("%s", rates_text(now, before))
-            before = now
-
-    with every(LOG_S, say, "async-loader-report"):
-        yield
-    _log.info("ended")
-
-
-def rates_text(now: Status, before: Status) -> str:
-    """Return sizes of tables, and their rates since ``before``, as one line."""
-    parts, seconds = [], seconds_between(before, now)
-    for name, table in now["tables"].items():
-        text = f"{clean(name)} {count_text(table['size'])}"
-        text += f"/{count_text(table['capacity'])}" if table["capacity"] else ""
-        old = table_of(before, name)
-        if old is not None and seconds > 0:
-            came, went = (rate(table, old, what, seconds) for what in ("inserted", "sampled"))
-            text += f" ({count_text(came)}/s in, {count_text(went)}/s out)"
-        parts.append(text)
-    parts.append(f"{len(now['sessions'])} sessions")
-    return ("draining: " if now.get("draining") else "") + ", ".join(parts)
-
-
-# -- asking one that serves ------------------------------------------------------------------------
-
-
-def show_status(
-    address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console
-) -> None:
-    """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
-    with asking(address, keys) as client:
-        if watch and not as_json:
-            redraw(client.status, status_view, console)
-        elif as_json:
-            with contextlib.suppress(KeyboardInterrupt):
-                _print_json(client.status(), console)
-                while watch:
-                    readable([], LIVE_S)
-                    _print_json(client.status(), console)
-        else:
-            before = client.status()
-            readable([], RATE_S)
-            height = console.height if console.is_terminal else None
-            console.print(*status_view(client.status(), before, height), sep="\n")
-
-
-def _print_json(status: Status, console: Console) -> None:
-    console.out(json.dumps(status), highlight=False)
-
-
-def redraw(
-    status: Callable[[], Status], view: View, console: Console, whole_screen: bool = False
-) -> None:
-    """Redraw a view of the status once a second, until Ctrl-C. Raises what ``status`` raises."""
-    from rich.console import Group
-    from rich.live import Live
-
-    with contextlib.suppress(KeyboardInterrupt):
-        before, pause_s = status(), RATE_S
-        screen = whole_screen and console.is_terminal
-        with Live(console=console, auto_refresh=False, screen=screen) as live:
-            while True:
-                readable([], pause_s)
-                now = status()
-                live.update(Group(*view(now, before, console.height)), refresh=True)
-                before, pause_s = now, LIVE_S
+def count_text(number: float) -> str:
+    """Return a number with a decimal only where it matters."""
+    return f"{number:,.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
 
 
 def drain(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
@@ -220,7 +128,7 @@ def drain(address: str | None, keys: str | None, *, as_json: bool, console: Cons
     with asking(address, keys) as client:
         client.drain()
         if as_json:
-            _print_json({"address": client.address, "drained": True}, console)
+            console.out(json.dumps({"address": client.address, "drained": True}), highlight=False)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -34,50 +35,20 @@ if TYPE_CHECKING:
     from async_loader.feeder.zmtp import Null
 
 
-class CurveAuthenticator:
-    """Knows the keys. Used by one thread, the server's loop.
-
-    Parameters
-    ----------
-    keys : ServerKeys
-
-    Attributes
-    ----------
-    public : str
-        The server's own public key.
-    allowed, refused : int
-        Connections so far with a known key, and with an unknown one.
+def curve_of(keys: ServerKeys) -> Callable[[], Null]:
+    """Return what makes the mechanism of a connection: clients with known keys may connect.
 
     Raises
     ------
     ConfigError
         If PyNaCl is missing, or a key is not one.
-
     """
-
-    def __init__(self, keys: ServerKeys) -> None:
-        try:
-            from async_loader.feeder.zmtp.curve import Curve
-        except ImportError as error:
-            raise ConfigError(f"keys take PyNaCl ({error}): pip install pynacl") from None
-        self.public = keys.public
-        self._curve = Curve
-        self._own = z85.decode(keys.public), z85.decode(keys.secret)
-        self._names = {z85.decode(public): name for public, name in keys.clients.items()}
-        self.allowed = self.refused = 0
-
-    def mechanism(self) -> Null:
-        """The mechanism of one connection."""
-        return self._curve(*self._own, self._admit)
-
-    def _admit(self, public: bytes) -> str | None:
-        """Return the user of a key. The peer has shown that it has the secret one."""
-        name = self._names.get(public)
-        if name is None:
-            self.refused += 1
-        else:
-            self.allowed += 1
-        return name
+    try:
+        from async_loader.feeder.zmtp.curve import Curve
+    except ImportError as error:
+        raise ConfigError(f"keys take PyNaCl ({error}): pip install pynacl") from None
+    names = {z85.decode(public): name for public, name in keys.clients.items()}
+    return partial(Curve, z85.decode(keys.public), z85.decode(keys.secret), names.get)
 
 
 SERVER = "server"

@@ -34,7 +34,6 @@ import fcntl
 import os
 import socket
 import stat
-import struct
 from typing import Annotated, Literal
 
 import msgspec
@@ -42,7 +41,7 @@ from msgspec import Meta
 
 from async_loader.errors import Broken, Malformed, Timeout, Unsupported
 from async_loader.feeder.wire.codes import U32, U64
-from async_loader.lifecycle import Deadline, readable
+from async_loader.lifecycle import readable
 
 TEXT_BYTES = 512
 ANSWER_S = 1.0
@@ -114,11 +113,20 @@ def request(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
     Timeout
         It does not answer in time.
     """
-    limit = Deadline(timeout_s)
-    with connected(path, timeout_s) as channel:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as channel:
+        try:
+            channel.connect(path)
+        except (ConnectionRefusedError, BlockingIOError):  # a killed one left the file
+            raise Broken(
+                f"the server at the memory socket {path} is gone, or takes no more callers"
+            ) from None
+        except OSError as error:
+            raise Unsupported(
+                f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
+            ) from None
         try:
             socket.send_fds(channel, [msgspec.msgpack.encode(offer)], [fd])
-            heard = readable([channel.fileno()], limit.left())
+            heard = readable([channel.fileno()], timeout_s)
             answer = channel.recv(TEXT_BYTES) if heard else b""
         except OSError as error:
             raise Broken(f"the server went away while memory was shared: {error}") from None
@@ -131,40 +139,6 @@ def request(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
         raise Broken("the server went away while memory was shared")
     if answer != b"\0":
         raise Malformed(answer[1:].decode("utf-8", "replace"))
-
-
-def connected(path: str, patience_s: float) -> socket.socket:
-    """Return a socket that is connected to a server's memory socket; it never blocks.
-
-    Raises
-    ------
-    Unsupported
-        If no server listens there: it is on another host, or in another container.
-    Broken
-        If the server is gone, or too busy for ``patience_s``.
-    """
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        # the kernel's own limit: Python's does not wait for room among the callers
-        channel.setblocking(patience_s > 0)
-        whole = int(patience_s)
-        limit = struct.pack("@ll", whole, max(1, int((patience_s - whole) * 1e6)))  # 0: for ever
-        try:
-            channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            channel.connect(path)
-            channel.setblocking(False)
-        except BlockingIOError:
-            raise Broken(f"the server's memory socket {path} is busy") from None
-        except ConnectionRefusedError:  # a killed server left the file, and another may follow
-            raise Broken(f"the server at the memory socket {path} is gone") from None
-        except OSError as error:
-            raise Unsupported(
-                f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
-            ) from None
-        return channel
-    except BaseException:
-        channel.close()
-        raise
 
 
 def answered(reason: str | None) -> bytes:

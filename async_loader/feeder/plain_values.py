@@ -7,25 +7,39 @@ them.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from async_loader.errors import AsyncLoaderError, ConfigError
 from async_loader.name_hints import hint
 from async_loader.replay import samplers
-from async_loader.replay.hindsight_goals import HindsightParts
-from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.hindsight_view import Hindsight, HindsightParts
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.sampler import Sampler, check_sampler
 from async_loader.replay.views import Sequences, Transitions, View, checked_view
 
-Path = tuple[str, ...]
-Mistake = tuple[Path, str]
-"""The keys that lead to a value, and what is wrong with it."""
+
+class Mistake(ConfigError):
+    """What is wrong with a value, and the keys that lead to it."""
+
+    def __init__(self, text: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(": ".join(filter(None, (".".join(path), text))))
+        self.text, self.path = text, path
+
+
+@contextlib.contextmanager
+def at(key: str) -> Iterator[None]:
+    """Name the key whose value is read in a mistake of it."""
+    try:
+        yield
+    except (AsyncLoaderError, TypeError) as error:
+        inner = error if isinstance(error, Mistake) else Mistake(str(error))
+        raise Mistake(inner.text, (key, *inner.path)) from error
 
 
 def _by_kind(classes: Iterable[Any]) -> dict[str, Any]:
@@ -65,8 +79,8 @@ def plain(value: object, name: str) -> Any:
     )
 
 
-def object_of(value: object, kinds: Sequence[str], path: Path, wrong: list[Mistake]) -> Any:
-    """Return the object of plain values; ``None``, and why in ``wrong``, if that fails.
+def object_of(value: object, kinds: Sequence[str]) -> Any:
+    """Return the object of plain values. Raises ConfigError.
 
     Parameters
     ----------
@@ -74,54 +88,44 @@ def object_of(value: object, kinds: Sequence[str], path: Path, wrong: list[Mista
         What it may be. A map that names no kind is of the only one.
     """
     if not isinstance(value, Mapping):
-        wrong.append((path, f"expected a map, got {value_text(value)}"))
-        return None
-    given, before = dict(value), len(wrong)
+        raise ConfigError(f"expected a map, got {value_text(value)}")
+    given = dict(value)
     kind = given.pop("kind", kinds[0] if len(kinds) == 1 else None)
-    if kind not in kinds:
+    if kind is None:
         inside = next((key for key in given if key in kinds), None)  # {prioritized: {alpha: 0.6}}
         form = "" if inside is None else f", as in {{kind: {inside}, ...}}"
-        what = f"it needs a 'kind'{form}: one of {', '.join(kinds)}"
-        if kind is not None:
-            what = f"there is no kind {kind!r}: {hint(str(kind), kinds)}"
-        wrong.append((path, what))
-        return None
-    given = arguments(given, KINDS[kind], path, wrong, example=f"kind: {kind}, ")
-    return None if len(wrong) > before else made(KINDS[kind], given, path, wrong)
+        raise ConfigError(f"it needs a 'kind'{form}: one of {', '.join(kinds)}")
+    if kind not in kinds:
+        raise ConfigError(f"there is no kind {kind!r}: {hint(str(kind), kinds)}")
+    return made(KINDS[kind], arguments(given, KINDS[kind], example=f"kind: {kind}, "))
 
 
-def arguments(
-    given: Mapping[Any, Any], kind: Any, path: Path, wrong: list[Mistake], example: str = ""
-) -> dict[str, Any]:
+def arguments(given: Mapping[Any, Any], kind: Any, example: str = "") -> dict[str, Any]:
     """Return the arguments of a constructor, with an object in place of each map of its values."""
-    known = inspect.signature(kind).parameters
-    for key in given.keys() - known.keys():
-        text = f"there is no such setting: {hint(str(key), known)}"
-        wrong.append(((*path, str(key)), text))
+    known, found = inspect.signature(kind).parameters, {}
+    for key, value in given.items():
+        with at(str(key)):
+            if key not in known:
+                raise ConfigError(f"there is no such setting: {hint(str(key), known)}")
+            found[key] = object_of(value, ("linear",)) if isinstance(value, Mapping) else value
     missing = [
         name for name, one in known.items() if one.default is one.empty and name not in given
     ]
     if missing:
         text = ", ".join(f"{name}: ..." for name in missing)
         names = ", ".join(map(repr, missing))
-        wrong.append((path, f"it needs {names}, as in {{{example}{text}}}"))
-    return {
-        key: object_of(one, ("linear",), (*path, str(key)), wrong)
-        if isinstance(one, Mapping)
-        else one
-        for key, one in given.items()
-    }
+        raise ConfigError(f"it needs {names}, as in {{{example}{text}}}")
+    return found
 
 
-def made(make: Any, given: Mapping[str, Any], path: Path, wrong: list[Mistake]) -> Any:
-    """Return ``make(**given)``; ``None``, and why in ``wrong``, if that fails."""
+def made(make: Any, given: Mapping[str, Any]) -> Any:
+    """Return ``make(**given)``. Raises ConfigError."""
     try:
         with warnings.catch_warnings():  # the object that is used will warn
             warnings.simplefilter("ignore", UserWarning)
             return make(**given)
-    except (AsyncLoaderError, TypeError) as error:
-        wrong.append((path, str(error)))
-        return None
+    except TypeError as error:
+        raise ConfigError(str(error)) from error
 
 
 def value_text(value: object) -> str:
@@ -129,13 +133,6 @@ def value_text(value: object) -> str:
     return {list: "a list", dict: "a map", type(None): "nothing"}.get(
         type(value), repr(value)[:100]
     )
-
-
-def check(wrong: Sequence[Mistake], where: str = "") -> None:
-    """Raise ConfigError with a line for each mistake."""
-    if wrong:
-        lines = (": ".join(filter(None, (where, ".".join(path), text))) for path, text in wrong)
-        raise ConfigError("\n".join(lines))
 
 
 def plain_of(sampler: object) -> dict[str, Any]:
@@ -160,10 +157,8 @@ def sampler_said(sampler: object) -> dict[str, Any] | None:
 
 def sampler_from(said: dict[str, Any]) -> Sampler:
     """Return a new sampler from plain values. Raises ConfigError."""
-    wrong: list[Mistake] = []
-    sampler: Sampler = object_of(said, tuple(SAMPLERS), ("sampler",), wrong)
-    check(wrong)
-    return sampler
+    with at("sampler"):
+        return cast("Sampler", object_of(said, tuple(SAMPLERS)))
 
 
 _BOUND = 1 << 20
@@ -188,15 +183,12 @@ def plain_view(view: View | None) -> dict[str, Any] | None:
 
 def view_from(plain: Mapping[str, Any]) -> View:
     """Return the view of `plain_view`. Raises ConfigError."""
-    given, wrong = dict(plain), list[Mistake]()
-    view: Any = None
+    given = dict(plain)
     for name, value in given.items():
         if isinstance(value, int) and value > _BOUND:
-            wrong.append(((name,), f"{value} is more than {_BOUND}"))
-    if given.get("kind") == "hindsight":
-        del given["kind"]
-        view = made(HindsightParts.of, given, ("view",), wrong)
-    else:
-        view = object_of(given, ("transitions", "sequences"), ("view",), wrong)
-    check(wrong)
-    return cast("View", view)
+            raise ConfigError(f"{name}: {value} is more than {_BOUND}")
+    with at("view"):
+        if given.get("kind") == "hindsight":
+            del given["kind"]
+            return cast("View", made(HindsightParts.of, given))
+        return cast("View", object_of(given, ("transitions", "sequences")))

@@ -5,20 +5,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 from msgspec.structs import replace
 
 from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
 from async_loader.feeder import addresses
-from async_loader.feeder.settings_reader import Bytes, Settings, read_yaml, settings_of
+from async_loader.feeder.plain_values import at
+from async_loader.feeder.settings_reader import Settings, read_yaml, settings_of
 from async_loader.feeder.table_settings import make_table, read_table
 from async_loader.feeder.wire import codes
+from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+if TYPE_CHECKING:
+    Bytes = int
+else:
+    Bytes = int | str
+    """A number of bytes, which a file may write as ``64MiB``."""
+_SIZES = ("message_bytes", "control_bytes", "in_flight_bytes", "window_bytes", "weight_bytes")
 
 
 class LimitSettings(Settings, frozen=True, kw_only=True):
@@ -48,6 +56,9 @@ class LimitSettings(Settings, frozen=True, kw_only=True):
     weight_bytes: Bytes = 4 << 30
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            with at(name):
+                self._replace(**{name: bytes_of(name, getattr(self, name))})
         if not 1024 <= self.control_bytes <= codes.CONTROL_BYTES:
             raise ConfigError(
                 f"control_bytes={self.control_bytes}: the wire allows 1024 to {codes.CONTROL_BYTES}"
@@ -165,20 +176,13 @@ class MetricsSettings(Settings, frozen=True, kw_only=True):
     address: str = "127.0.0.1"
 
 
-class DashboardSettings(Settings, frozen=True, kw_only=True):
-    """Where the dashboard is served.
+class DashboardSettings(MetricsSettings, frozen=True, kw_only=True):
+    """Where the dashboard is served, as `MetricsSettings`.
 
-    Parameters
-    ----------
-    port : int
-        0 takes a free one.
-    address : str
-        By default this machine's loopback. Beyond it the page's address has a token, which is
-        logged at the start.
+    Beyond the loopback the page's address has a token, which is logged at the start.
     """
 
     port: Annotated[int, Meta(ge=0, le=65_535)] = 8484
-    address: str = "127.0.0.1"
 
 
 class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
@@ -210,7 +214,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     """
 
     bind: str | None = None
-    tables: dict[str, Annotated[dict[str, Any], read_table]] = {}  # noqa: RUF012 - msgspec copies it
+    tables: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
     security: SecuritySettings = SecuritySettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     metrics: MetricsSettings | None = None
@@ -233,6 +237,12 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
                 )
         if self.bind is not None:
             addresses.parse(self.bind)
+        with at("tables"):
+            found = {}
+            for name, table in self.tables.items():
+                with at(name):
+                    found[name] = read_table(table)
+        self._replace(tables=found)
 
     @classmethod
     def load(cls, path: str | Path) -> ServerSettings:

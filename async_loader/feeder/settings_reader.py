@@ -1,21 +1,18 @@
-"""Reads YAML, and converts plain values to settings: all mistakes are told at once."""
+"""Reads YAML, and converts plain values to settings. The first mistake is told."""
 
 from __future__ import annotations
 
 import re
-import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, ConfigError, missing_requirement
+from async_loader.errors import ConfigError, missing_requirement
 from async_loader.feeder.plain_values import Mistake, value_text
-from async_loader.feeder.plain_values import Path as Keys
 from async_loader.name_hints import hint
-from async_loader.replay.arguments import bytes_of
 
 try:
     import yaml
@@ -23,91 +20,25 @@ except ImportError as error:
     raise missing_requirement("pyyaml") from error
 
 S = TypeVar("S", bound="Settings")
+Keys = tuple[str, ...]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Root of all settings: frozen, keyword-only. A subclass declares each setting once.
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of all settings: frozen, keyword-only. A subclass declares each setting once."""
 
-    Its type is what `msgspec` converts to, other `Settings`, or ``Annotated`` with a function like
-    `read`.
-    """
-
-    @classmethod
-    def read(cls, value: object, path: Keys, wrong: list[Mistake]) -> Self | None:
-        """Return plain values as settings; ``None``, and why in ``wrong``, if that fails."""
-        if not isinstance(value, Mapping):
-            wrong.append((path, f"expected a map, got {value_text(value)}"))
-            return None
-        before, hints = len(wrong), typing.get_type_hints(cls, include_extras=True)
-        for key in value.keys() - hints.keys():
-            inner = [name for name, kind in hints.items() if key in _names(kind)]
-            what = f"did you mean '{inner[0]}.{key}'?" if inner else hint(str(key), hints)
-            wrong.append(((*path, str(key)), f"there is no such setting: {what}"))
-        given = {
-            name: read(value[name], kind, (*path, name), wrong)
-            for name, kind in hints.items()
-            if name in value
-        }
-        for one in msgspec.structs.fields(cls):
-            if one.required and one.name not in value:
-                wrong.append((path, f"it needs {one.name!r}"))
-        if len(wrong) > before:
-            return None
-        try:
-            return cls(**given)
-        except AsyncLoaderError as error:
-            wrong.append((path, str(error)))
-            return None
+    def _replace(self, **values: Any) -> None:
+        """Set values as they are kept. For ``__post_init__``."""
+        for name, value in values.items():
+            msgspec.structs.force_setattr(self, name, value)
 
 
-def _names(kind: Any) -> tuple[str, ...]:
-    return getattr(_present(kind), "__struct_fields__", ())
-
-
-def _present(kind: Any) -> Any:
-    """Return the type of a setting that is not ``None``."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        kinds = [one for one in typing.get_args(kind) if one is not types.NoneType]
-        return kinds[0] if len(kinds) == 1 else kind
-    return kind
-
-
-def read(value: object, kind: Any, path: Keys, wrong: list[Mistake]) -> Any:
-    """Return a value as ``kind``; what is wrong with it is added to ``wrong``."""
-    if value is None and _present(kind) is not kind:
-        return None
-    kind = _present(kind)
-    if isinstance(kind, type) and issubclass(kind, Settings):
-        return kind.read(value, path, wrong)
-    for one in getattr(kind, "__metadata__", ()):
-        if callable(one):
-            return one(value, path, wrong)
-    if typing.get_origin(kind) is dict and isinstance(value, Mapping):
-        found = {}
-        for key, inner in value.items():
-            at = (*path, str(key))
-            if not isinstance(key, str):
-                wrong.append((at, f"expected a name, got {key!r}: put it in quotes"))
-            found[key] = read(inner, typing.get_args(kind)[1], at, wrong)
-        return found
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text = re.sub(r"(, got| - at) .*|`", "", str(error)).replace("object", "a map")
-        wrong.append((path, f"{text[0].lower()}{text[1:]}, got {value_text(value)}"))
-        return None
-
-
-def _read_bytes(value: object, path: Keys, wrong: list[Mistake]) -> int:
-    try:
-        return bytes_of(path[-1], value)
-    except ConfigError as error:
-        wrong.append((path, str(error)))
-        return 0
-
-
-Bytes = Annotated[int, _read_bytes]
-"""A number of bytes, which a file may write as ``64MiB``."""
+def _names(kind: Any, before: Keys = ()) -> Iterator[Keys]:
+    """Return the paths of all settings of a class, and of those in it."""
+    for one in msgspec.structs.fields(kind):
+        yield (*before, one.name)
+        for inner in (one.type, *typing.get_args(one.type)):
+            if isinstance(inner, type) and issubclass(inner, Settings):
+                yield from _names(inner, (*before, one.name))
 
 
 def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node | None = None) -> S:
@@ -123,18 +54,38 @@ def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node |
     Raises
     ------
     ConfigError
-        A line for each mistake: ``where``, the line of the file, the setting's path, what is wrong.
+        For the first mistake: ``where``, the line of the file, the setting's path, what is wrong.
     """
-    wrong: list[Mistake] = []
-    made = kind.read(value, (), wrong)
-    if made is not None and not wrong:
-        return made
-    found = []
-    for path, text in wrong:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        path, text = _mistake(value, kind, error)
         line = _line(node, path)
         parts = (where, f"line {line}" if line else "", ".".join(path), text)
-        found.append((line, ": ".join(filter(None, parts))))
-    raise ConfigError("\n".join(text for _, text in sorted(found, key=lambda one: one[0])))
+        raise ConfigError(": ".join(filter(None, parts))) from None
+
+
+def _mistake(value: Any, kind: Any, error: msgspec.ValidationError) -> tuple[Keys, str]:
+    """Return the path of a mistake, and what is wrong."""
+    text, _, place = str(error).partition(" - at ")
+    path = tuple(place.rpartition("$")[2].strip("`").split("."))[1:]
+    cause = error.__cause__
+    if isinstance(cause, Mistake):
+        return (*path, *cause.path), cause.text
+    if cause is not None:
+        return path, text
+    name = text.split("`")[1]
+    if "unknown field" in text:
+        beside = [one for one in _names(kind) if one[-1] == name]
+        known = [one[-1] for one in _names(kind) if one[:-1] == path]
+        said = f"did you mean '{'.'.join(beside[0])}'?" if beside else hint(name, known)
+        return (*path, name), f"there is no such setting: {said}"
+    if "missing" in text:
+        return path, f"it needs {name!r}"
+    for key in path if "key" not in place else ():
+        value = value[key]
+    text = text.partition(", got")[0].replace("`", "").replace("object", "a map")
+    return path, f"{text[0].lower()}{text[1:]}, got {value_text(value)}"
 
 
 def _line(node: Any, path: Keys) -> int:

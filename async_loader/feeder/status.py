@@ -1,7 +1,6 @@
 """The status of a feeder: the keys of `Client.status` and of ``async-loader status --json``.
 
-Rates that end in ``_per_s`` are current, over the last seconds; ``_per_s_mean`` are means since the
-start.
+Rates, which end in ``_per_s``, and shares are current: over the last seconds.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ class PolicyLag(TypedDict, total=False):
         Versions of the newest steps of writers: of the writer furthest ahead, and furthest behind.
     lag : int
         Versions between ``oldest`` and the published one. Missing while none is published.
-    lag_s : float
-        Seconds between the publication of these two.
     batch_lag : int
         Of a queue: versions between the oldest row of its last batch and the published one.
     """
@@ -27,24 +24,7 @@ class PolicyLag(TypedDict, total=False):
     newest: int
     oldest: int
     lag: int
-    lag_s: float
     batch_lag: int
-
-
-class PolicyLags(TypedDict):
-    """How far the received steps were behind the published weights when they were received.
-
-    Attributes
-    ----------
-    counts : list of int
-        Steps with a lag of at most 0, 1, 2, 4, 8, 16, 32 and 64 versions, each without those of
-        the place before; at last those with more.
-    sum : int
-        Of the lags of all steps.
-    """
-
-    counts: list[int]
-    sum: int
 
 
 class TableStatus(TypedDict):
@@ -58,21 +38,14 @@ class TableStatus(TypedDict):
         Whether items leave as steps come; see `TableStats`.
     inserted, sampled, deleted : int
         Items, since the table was made or cleared; a load sets them to what the save says.
-    inserted_total, sampled_total, deleted_total : int
-        Items since the feeder's start, for counters of metrics: a restore or a load adds none, a
-        clear takes none away.
     nbytes : int | None
         Shared memory of the full table.
     inserts_per_s, samples_per_s : float
-        Rates of now.
-    inserts_per_s_mean, samples_per_s_mean : float
-        Since the feeder's start. Restored and loaded items do not count.
+        Steps received and rows sent, over the last seconds.
     samples_per_insert : float
     waiting : list of str
         Requests that wait, and why: eight at most.
     policies : dict of str to PolicyLag
-        By name of the weights.
-    policy_lags : dict of str to PolicyLags
         By name of the weights.
     writers, readers : int
         That are open.
@@ -89,6 +62,8 @@ class TableStatus(TypedDict):
     readers_blocked_s : float
         Seconds in which readers had room for a batch and the table allowed none a draw, for too few
         items or by its limiter.
+    writers_wait, readers_wait : float
+        The shares of the last seconds in which that was so, from 0 to 1.
     stale : dict of str to int
         Steps that readers with ``max_lag`` have left out, those of all such readers together,
         closed ones too, by reason: they ``became_old``, ``came_old``, or are of an ``other_run`` of
@@ -101,18 +76,12 @@ class TableStatus(TypedDict):
     inserted: int
     sampled: int
     deleted: int
-    inserted_total: int
-    sampled_total: int
-    deleted_total: int
     nbytes: int | None
     inserts_per_s: float
     samples_per_s: float
-    inserts_per_s_mean: float
-    samples_per_s_mean: float
     samples_per_insert: float
     waiting: list[str]
     policies: dict[str, PolicyLag]
-    policy_lags: dict[str, PolicyLags]
     writers: int
     readers: int
     rows_in: int
@@ -121,10 +90,12 @@ class TableStatus(TypedDict):
     queued_bytes: int
     queue_age_s: float
     writers_blocked_s: float
+    writers_wait: float
     rows_out: int
     batches_out: int
     redelivered: int
     readers_blocked_s: float
+    readers_wait: float
     stale: dict[str, int]
 
 
@@ -137,8 +108,11 @@ class SessionStatus(TypedDict):
         Of the session; of the client's process.
     user : str | None
         The owner of its key; ``None`` without keys.
-    user_agent : str
-        With the ``name`` that `connect` was given.
+    name, user_agent : str
+        The ``name`` that `connect` was given; with the version of the client.
+    state : str
+        ``connected``; ``silent``, if nothing came for three seconds; ``died``, without a word, or
+        ``left``.
     age_s, silent_s : float
     connected : bool
         Whether a connection of it is open. One that is not has died, and is listed until its
@@ -146,6 +120,8 @@ class SessionStatus(TypedDict):
     writers, readers : int
     rows_in, batches_out : int
         Steps received from its writers; batches sent to its readers; closed ones too.
+    rows_per_s, batches_per_s : float
+        Over the last seconds.
     in_flight_bytes : int
         Received, and not in a table.
     lag : int | None
@@ -157,7 +133,9 @@ class SessionStatus(TypedDict):
     pid: int
     host: str
     user: str | None
+    name: str
     user_agent: str
+    state: str
     age_s: float
     silent_s: float
     connected: bool
@@ -165,6 +143,8 @@ class SessionStatus(TypedDict):
     readers: int
     rows_in: int
     batches_out: int
+    rows_per_s: float
+    batches_per_s: float
     in_flight_bytes: int
     lag: int | None
 

@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 from async_loader import spaces
-from async_loader.errors import AsyncLoaderError, ConfigError
+from async_loader.errors import ConfigError
 from async_loader.feeder.plain_values import (
     SAMPLERS,
-    Mistake,
-    Path,
     arguments,
-    check,
+    at,
     made,
     object_of,
     plain,
@@ -47,33 +45,26 @@ _FIELD = {**inspect.signature(Field).parameters}
 del _FIELD["name"]
 
 
-def read_table(value: object, path: Path, wrong: list[Mistake]) -> dict[str, Any]:
-    """Return the settings of a table in full; what is wrong is added to ``wrong``."""
-    before = len(wrong)
-    given = _given(value, path, wrong)
-    if len(wrong) > before:
-        return {}
+def read_table(value: object) -> dict[str, Any]:
+    """Return the settings of a table in full.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+    """
+    given = _given(value)
     schema = given.pop("schema", None)
-    try:
-        if schema is not None:
-            spec_of(schema)  # raises for what cannot travel
-            if "stack" in given:
-                check_stack(schema)
-        make = _maker(given)
-    except AsyncLoaderError as error:
-        wrong.append((path, str(error)))
-        return {}
-    table: ReplayBuffer | None = made(make, {}, path, wrong)
-    if table is not None:
-        table.close()
-        try:
-            if schema is not None:
-                check_end_names(schema, table.view)
-        except ConfigError as error:
-            wrong.append((path, str(error)))
-        if isinstance(table.view, Sequences) and table.view.ragged:
-            text = "whole='ragged' is said where the table is read, as in table.sample(64, view="
-            wrong.append(((*path, "view"), f"{text}Sequences(100, whole='ragged'))"))
+    if schema is not None:
+        spec_of(schema)  # raises for what cannot travel
+        if "stack" in given:
+            check_stack(schema)
+    table: ReplayBuffer = made(_maker(given), {})
+    table.close()
+    if schema is not None:
+        check_end_names(schema, table.view)
+    if isinstance(table.view, Sequences) and table.view.ragged:
+        text = "whole='ragged' is said where the table is read, as in table.sample(64, view="
+        raise ConfigError(f"view: {text}Sequences(100, whole='ragged'))")
     found = {name: plain(one, name) for name, one in given.items()}
     if schema is not None:
         found["schema"] = schema.rebuild([_plain_field(field) for field in schema.fields])
@@ -87,10 +78,7 @@ def make_table(settings: Mapping[str, Any]) -> ReplayBuffer:
     ------
     ConfigError, SchemaError, OutOfMemory
     """
-    wrong: list[Mistake] = []
-    given = _given(settings, (), wrong)
-    check(wrong)
-    return _maker(given)()
+    return _maker(_given(settings))()
 
 
 def _maker(given: Mapping[str, Any]) -> Callable[[], ReplayBuffer]:
@@ -107,64 +95,54 @@ def _maker(given: Mapping[str, Any]) -> Callable[[], ReplayBuffer]:
     return partial(ReplayBuffer, **rest)
 
 
-def _given(value: object, path: Path, wrong: list[Mistake]) -> dict[str, Any]:
+def _given(value: object) -> dict[str, Any]:
     """Return the keywords of a table, with objects and the schema made."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         value = {"capacity": value}
     if not isinstance(value, Mapping):
-        wrong.append((path, f"expected a map, got {value_text(value)}"))
-        return {}
+        raise ConfigError(f"expected a map, got {value_text(value)}")
     found = {}
     for name, one in value.items():
-        where = (*path, str(name))
-        if name not in KEYWORDS:
-            wrong.append((where, f"there is no such setting: {hint(str(name), KEYWORDS)}"))
-        elif one is None:
-            continue
-        elif name == "schema":
-            found[name] = _schema(one, where, wrong)
-        elif name in OBJECTS:
-            found[name] = _object(one, name, where, wrong)
-        else:
-            found[name] = one
+        with at(str(name)):
+            if name not in KEYWORDS:
+                raise ConfigError(f"there is no such setting: {hint(str(name), KEYWORDS)}")
+            if name == "schema" and one is not None:
+                found[name] = _schema(one)
+            elif one is not None:
+                found[name] = _object(one, name) if name in OBJECTS else one
     return found
 
 
-def _object(value: object, name: str, path: Path, wrong: list[Mistake]) -> Any:
-    try:
-        said = {"kind": value} if isinstance(value, str) else plain(value, name)
-    except AsyncLoaderError as error:
-        wrong.append((path, str(error)))
-        return None
+def _object(value: object, name: str) -> Any:
+    said = {"kind": value} if isinstance(value, str) else plain(value, name)
     if name == "view" and isinstance(said, dict) and "kind" not in said:
         said = {"kind": "sequences" if "length" in said else "transitions", **said}
-    return object_of(said, OBJECTS[name], path, wrong)
+    return object_of(said, OBJECTS[name])
 
 
-def _schema(spec: Any, path: Path, wrong: list[Mistake]) -> Schema | None:
-    before = len(wrong)
+def _schema(spec: Any) -> Schema:
     if isinstance(spec, Mapping) and not spaces.is_space(spec):
-        spec = {key: _field(one, (*path, str(key)), wrong) for key, one in spec.items()}
-    if len(wrong) > before:
-        return None
-    try:
-        return storable(Schema.of(spec))
-    except AsyncLoaderError as error:
-        wrong.append((path, str(error)))
-        return None
+        spec = _fields(spec)
+    return storable(Schema.of(spec))
 
 
-def _field(spec: Any, path: Path, wrong: list[Mistake]) -> Any:
+def _fields(specs: Mapping[Any, Any]) -> dict[Any, Any]:
+    found = {}
+    for key, spec in specs.items():
+        with at(str(key)):
+            found[key] = _field(spec)
+    return found
+
+
+def _field(spec: Any) -> Any:
     """Return a field of a file as `Schema.of` takes it; a map of fields likewise."""
     if isinstance(spec, str):
         spec = {"dtype": spec}
     if not isinstance(spec, Mapping) or spaces.is_space(spec):
         return spec
     if spec and ("dtype" in spec or spec.keys() <= _FIELD.keys()):
-        before = len(wrong)
-        given = arguments(spec, Field, path, wrong)
-        return None if len(wrong) > before else made(Field, given, path, wrong)
-    return {key: _field(one, (*path, str(key)), wrong) for key, one in spec.items()}
+        return made(Field, arguments(spec, Field))
+    return _fields(spec)
 
 
 def _plain_field(field: Field) -> dict[str, Any]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from http import HTTPStatus
 from itertools import accumulate
 from typing import Any
 
 from async_loader.errors import AsyncLoaderError, ConfigError, of_extra
 from async_loader.feeder.settings import ServerSettings
-from async_loader.feeder.status_view import client_name
 from async_loader.observe.dashboard import Dashboard
-from async_loader.observe.http_server import Viewer, ViewerServer
+from async_loader.observe.http_server import WebServer
 from async_loader.public_names import set_public_names
 from async_loader.stats import DURATIONS, LoaderStats, Stats
 
@@ -73,12 +72,12 @@ class Exporter:
                     f"object {name!r} is a {type(one).__name__}, which has no stats() of a loader, "
                     "a table or a client"
                 )
-        self._server = MetricsServer(lambda: families_of(given), port, address)
+        self._server = MetricsServer(lambda: metrics_of(given), port, address)
 
     @property
     def port(self) -> int:
         """The port that is served."""
-        return self._server.port
+        return int(self._server.server_port)
 
     def close(self) -> None:
         """Stop serving, and end open connections. May be called again."""
@@ -91,14 +90,14 @@ class Exporter:
         self.close()
 
 
-class MetricsServer(ViewerServer):
+class MetricsServer(WebServer):
     """Serves what a callable returns, and the figures of this process.
 
     Parameters
     ----------
     collect : callable
-        Returns all families; called once a scrape, on a thread of the server. What it raises is
-        the scrape's error (500).
+        Returns metrics of one value each; called once a scrape, on a thread of the server. What it
+        raises is the scrape's error (500).
     port, address
         See `Exporter`.
     """
@@ -107,56 +106,25 @@ class MetricsServer(ViewerServer):
         self, collect: Callable[[], Iterable[Any]], port: int, address: str = "127.0.0.1"
     ) -> None:
         prometheus_client = of_extra("prometheus_client", "metrics")
-        self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        prometheus_client.ProcessCollector(registry=self._registry)
-        self._registry.register(self)
-        self._generate, self.collect = prometheus_client.generate_latest, collect
-        super().__init__("metrics", address, port, _Scrape)
+        registry = prometheus_client.CollectorRegistry(auto_describe=False)
+        prometheus_client.ProcessCollector(registry=registry)
+        self._collect = collect
+        registry.register(self)
 
-    def text(self) -> bytes:
-        """Return a scrape."""
-        made: bytes = self._generate(self._registry)
-        return made
+        def answer(viewer: object) -> tuple[HTTPStatus, str, bytes]:
+            body = prometheus_client.generate_latest(registry)
+            return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", body
 
-    @property
-    def port(self) -> int:
-        """The port that is served."""
-        return int(self.server_port)
+        super().__init__("metrics", address, port, answer)
 
-
-class _Scrape(Viewer):
-    server: MetricsServer
-
-    def do_GET(self) -> None:
-        """Answer the metrics, whatever the path."""
-        try:
-            body, status = self.server.text(), HTTPStatus.OK
-        except Exception as error:  # the scrape's, whatever a status or an object has raised
-            body, status = f"{error}\n".encode(), HTTPStatus.INTERNAL_SERVER_ERROR
-        self.send(status, "text/plain; version=0.0.4; charset=utf-8", body)
-
-
-def _metric(name: str, kind: str, text: str) -> Any:
-    """Return a metric of the library, to which values are added."""
-    from prometheus_client.metrics_core import Metric
-
-    return Metric(f"async_loader_{name}", text, kind)
-
-
-def _add(metric: Any, value: float, **labels: object) -> None:
-    name = metric.name + ("_total" if metric.type == "counter" else "")
-    metric.add_sample(name, {key: str(one) for key, one in labels.items()}, value)
-
-
-def _add_histogram(
-    metric: Any, bounds: Sequence[float], counts: Sequence[int], total: float, **labels: str
-) -> None:
-    """Add observations by size: ``counts`` are those of each bucket alone, one more than bounds."""
-    sums = list(accumulate(counts))
-    for bound, count in zip([*(repr(float(one)) for one in bounds), "+Inf"], sums, strict=True):
-        metric.add_sample(f"{metric.name}_bucket", {**labels, "le": bound}, count)
-    metric.add_sample(f"{metric.name}_count", labels, sums[-1])
-    metric.add_sample(f"{metric.name}_sum", labels, total)
+    def collect(self) -> Iterable[Any]:
+        """Return all metrics; those of one name are one, with all values."""
+        found: dict[str, Any] = {}
+        for metric in self._collect():
+            same = found.setdefault(metric.name, metric)
+            if same is not metric:
+                same.samples += metric.samples
+        return found.values()
 
 
 _BOUNDS = tuple(2.0**i / 1e6 for i in range(DURATIONS - 1))
@@ -169,170 +137,81 @@ def known(one: Any) -> bool:
     return callable(stats) and isinstance(stats(), Stats)
 
 
-def families_of(objects: Mapping[str, Any]) -> list[Any]:
+def metrics_of(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Return the metrics of objects by name. Objects that are closed are left out."""
-    families: dict[str, Any] = {}
     for name, one in objects.items():
-        try:
+        with contextlib.suppress(AsyncLoaderError):
             stats: Stats = one.stats()
-        except AsyncLoaderError:
-            continue
-        for metric in _of(stats, stats.KIND, {"name": name}):
-            same = families.setdefault(metric.name, metric)
-            if same is not metric:
-                same.samples += metric.samples
-    return list(families.values())
+            yield from _of(stats, stats.KIND, {"name": name})
 
 
 def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Any]:
-    for field, value in stats.numbers().items():
-        kind = "counter" if field in stats.COUNTERS else "gauge"
-        named = _UNITS.get(field, re.sub(r"_s$", "_seconds", field))
-        metric = _metric(f"{prefix}_{named}", kind, f"{field} of {type(stats).__name__}.")
-        _add(metric, value, **labels)
-        yield metric
+    yield from _numbers(prefix, stats.numbers(), stats.COUNTERS, labels)
     for name, part in stats.parts():
         yield from _of(part, f"{prefix}_stage", {**labels, "stage": name})
     if isinstance(stats, LoaderStats) and stats.durations:
-        text = "Calls of next() by duration."
-        metric = _metric(f"{prefix}_batch_latency_seconds", "histogram", text)
-        _add_histogram(metric, _BOUNDS, stats.durations, stats.learner.wait_s, **labels)
+        from prometheus_client.metrics_core import HistogramMetricFamily
+
+        bounds = (*(repr(one) for one in _BOUNDS), "+Inf")
+        text, name = "Calls of next() by duration.", f"{prefix}_batch_latency_seconds"
+        metric = HistogramMetricFamily(f"async_loader_{name}", text, labels=tuple(labels))
+        buckets = list(zip(bounds, accumulate(stats.durations), strict=True))
+        metric.add_metric(tuple(labels.values()), buckets, stats.learner.wait_s)
         yield metric
 
 
-Status = Mapping[str, Any]
-_Columns = tuple[tuple[str, str, str, str], ...]
-"""Of each metric the name, kind, key in a status, and text."""
+def _numbers(
+    prefix: str, values: Mapping[str, Any], counters: Container[str], labels: Mapping[str, object]
+) -> Iterator[Any]:
+    """Return a metric for each number; the rest is left out."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-_TABLE: _Columns = (
-    ("table_items", "gauge", "size", "Items that can be drawn."),
-    ("table_capacity_steps", "gauge", "capacity", "Steps that the table keeps."),
-    ("table_memory_bytes", "gauge", "nbytes", "Shared memory of the full table."),
-    ("table_inserted_items", "counter", "inserted_total", "Items inserted."),
-    ("table_sampled_items", "counter", "sampled_total", "Items sampled."),
-    ("table_deleted_items", "counter", "deleted_total", "Items removed to make room, or deleted."),
-    ("table_samples_per_insert", "gauge", "samples_per_insert", "Items sampled per item inserted."),
-    ("table_writers", "gauge", "writers", "Writers that are open."),
-    ("table_readers", "gauge", "readers", "Readers that are open."),
-    ("table_received_rows", "counter", "rows_in", "Steps received and inserted."),
-    ("table_sent_rows", "counter", "rows_out", "Rows of batches sent."),
-    ("table_sent_batches", "counter", "batches_out", "Batches sent."),
-    ("table_redelivered_batches", "counter", "redelivered", "Batches of returned rows."),
-    ("table_duplicate_messages", "counter", "duplicates", "Inserts received twice, and dropped."),
-    ("table_queued_rows", "gauge", "queued_rows", "Rows received that wait for the table."),
-    ("table_queued_bytes", "gauge", "queued_bytes", "Bytes received that wait for the table."),
-    ("table_queue_age_seconds", "gauge", "queue_age_s", "Time that the oldest of them waits."),
-)
-_CLIENT: _Columns = (
-    ("client_received_rows", "counter", "rows_in", "Steps received from its writers."),
-    ("client_sent_batches", "counter", "batches_out", "Batches sent to its readers."),
-    ("client_in_flight_bytes", "gauge", "in_flight_bytes", "Bytes received, and not in a table."),
-    ("client_silent_seconds", "gauge", "silent_s", "Time since the client was last heard."),
-    ("client_connected", "gauge", "connected", "1 while a connection of the client is open."),
-)
+    for key, value in values.items():
+        if isinstance(value, int | float):
+            family = CounterMetricFamily if key in counters else GaugeMetricFamily
+            name = _UNITS.get(key, re.sub(r"(?<!per)_s$", "_seconds", key))
+            text = f"{key} of a {prefix.partition('_')[0]}'s status or stats."
+            metric = family(f"async_loader_{prefix}_{name}", text, labels=tuple(labels))
+            metric.add_metric([str(one) for one in labels.values()], float(value))
+            yield metric
 
-_FEEDER: _Columns = (
-    ("feeder_uptime_seconds", "gauge", "uptime_s", "Time since the start."),
-    ("feeder_draining", "gauge", "draining", "1 while the feeder drains."),
-    ("feeder_clients", "gauge", "sessions_open", "Clients with an open session."),
-    ("weights_stale", "counter", "weights_stale", "Published versions that were ignored as old."),
-)
-_TRAFFIC = {
-    "messages": ("feeder_messages", "Messages, by plane and direction."),
-    "bytes": ("feeder_message_bytes", "Bytes of messages."),
-    "refused": ("feeder_refused_messages", "Messages refused, by reason."),
-    "faults": ("feeder_faults", "Errors of the feeder itself."),
+
+_COUNTERS = frozenset(
+    ("rows_in", "rows_out", "batches_out", "redelivered", "duplicates", "stale", "weights_stale",
+     "writers_blocked_s", "readers_blocked_s", "sessions_ended", "counters")
+)  # fmt: skip
+_MAPS = {
+    "sessions_ended": "how",
+    "connections": "what",
+    "counters": "what",
+    "weights": "policy",
+    "weights_age_s": "policy",
+    "weights_waiting": "policy",
 }
-_LAGS = (
-    (
-        "policy_lag_versions",
-        "lag",
-        "Versions between the weights of the writer furthest behind and the published ones.",
-    ),
-    ("policy_lag_seconds", "lag_s", "Time between the publication of these two."),
-    (
-        "policy_lag_batch_versions",
-        "batch_lag",
-        "Versions between the oldest row of a queue's last batch and the published weights.",
-    ),
-)
-_WEIGHTS = (
-    ("weights_version", "weights", "The newest version that was published."),
-    ("weights_age_seconds", "weights_age_s", "Time since it was published."),
-    ("weights_waiting_clients", "weights_waiting", "Clients that wait for a newer version."),
-)
+"""Numbers by name in a status, and the label of the names."""
 
 
-def feeder_families(status: Status, bounds: tuple[int, ...]) -> Iterator[Any]:
-    """Return the metrics of a status.
-
-    ``bounds``: of the histogram of policy lags, see `FeederStatus`.
-    """
-    tables = status["tables"].items()
-    info = _metric("feeder_info", "gauge", "1; its labels say what the feeder is.")
-    _add(info, 1, incarnation=status["incarnation"], wire_version=status["version"])
-    ended = _metric("feeder_clients_ended", "counter", "Clients that left, died or were lost.")
-    for how, count in status["sessions_ended"].items():
-        _add(ended, count, how=how)
-    traffic = {what: _metric(name, "counter", help_) for what, (name, help_) in _TRAFFIC.items()}
-    for name, count in status["counters"].items():
-        what, _, rest = name.partition("_")
-        plane, _, way = rest.rpartition("_")
-        if what in traffic:
-            labels = {"reason": rest} if what == "refused" else {"plane": plane, "direction": way}
-            _add(traffic[what], count, **({} if what == "faults" else labels))
-    yield from (info, ended, *traffic.values())
-    yield from _columns(_FEEDER, [({}, status)])
-    yield from _columns(_TABLE, [({"table": name}, one) for name, one in tables])
-    yield from _columns(_CLIENT, [(_client(one), one) for one in status["sessions"]])
-    blocked = _metric(
-        "table_blocked_seconds",
-        "counter",
-        "Time in which the table let no reader draw (too few items, or the limiter), or no writer "
-        "insert (the limiter, or a full queue).",
-    )
-    stale = _metric("table_stale_items", "counter", "Items left out by max_lag, by reason.")
-    steps = _metric(
-        "policy_lag_steps",
-        "histogram",
-        "Received steps by how many versions their weights were behind the published ones.",
-    )
-    lags = [(key, _metric(name, "gauge", help_)) for name, key, help_ in _LAGS]
-    for name, table in tables:
-        for side in ("readers", "writers"):
-            _add(blocked, table[f"{side}_blocked_s"], table=name, side=side)
+def feeder_metrics(status: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the metrics of a `FeederStatus`: its numbers, by their names."""
+    yield from _numbers("feeder", status, _COUNTERS, {})
+    for key, label in _MAPS.items():
+        for name, value in status[key].items():
+            yield from _numbers("feeder", {key: value}, _COUNTERS, {label: name})
+    for name, table in status["tables"].items():
+        labels = {"table": name}
+        yield from _numbers("table", table, _COUNTERS, labels)
         for reason, count in table["stale"].items():
-            _add(stale, count, table=name, reason=reason)
+            yield from _numbers("table", {"stale": count}, _COUNTERS, {**labels, "reason": reason})
         for policy, one in table["policies"].items():
-            for key, metric in lags:
-                if key in one:
-                    _add(metric, one[key], table=name, policy=policy)
-        for policy, one in table["policy_lags"].items():
-            _add_histogram(steps, bounds, one["counts"], one["sum"], table=name, policy=policy)
-    yield from (blocked, stale, *(metric for _, metric in lags), steps)
-    for name, key, help_ in _WEIGHTS:
-        metric = _metric(name, "gauge", help_)
-        for policy, value in status[key].items():
-            _add(metric, value, policy=policy)
-        yield metric
-
-
-def _columns(columns: _Columns, rows: list[tuple[dict[str, str], Status]]) -> Iterator[Any]:
-    for name, kind, key, help_ in columns:
-        metric = _metric(name, kind, help_)
-        for labels, one in rows:
-            if one[key] is not None:
-                _add(metric, float(one[key]), **labels)
-        yield metric
-
-
-def _client(session: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "client": client_name(session),
-        "host": str(session["host"]),
-        "pid": str(session["pid"]),
-        "session": str(session["id"]),
-    }
+            yield from _numbers("policy", one, (), {**labels, "policy": policy})
+    for one in status["sessions"]:
+        labels = {
+            "client": one["name"],
+            "host": one["host"],
+            "pid": one["pid"],
+            "session": one["id"],
+        }
+        yield from _numbers("client", one, _COUNTERS, labels)
 
 
 @contextlib.contextmanager
@@ -348,16 +227,12 @@ def observed(
     """
     with contextlib.ExitStack() as stack:
         if settings.metrics is not None:
-            from async_loader.feeder.server.policy_lag import LAG_BOUNDS
-
             wanted = settings.metrics
             server = MetricsServer(
-                lambda: feeder_families(ask_status(STATUS_S), LAG_BOUNDS),
-                wanted.port,
-                wanted.address,
+                lambda: feeder_metrics(ask_status(STATUS_S)), wanted.port, wanted.address
             )
             stack.enter_context(contextlib.closing(server))
-            _log.info("metrics at http://%s:%d/metrics", wanted.address, server.port)
+            _log.info("metrics at http://%s:%d/metrics", wanted.address, server.server_port)
         if settings.dashboard is not None:
             where = settings.dashboard
             page = Dashboard(lambda: ask_status(STATUS_S), where.port, where.address)

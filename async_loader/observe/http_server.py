@@ -6,14 +6,25 @@ import errno
 import socket
 import socketserver
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 from async_loader.errors import AddressInUse, ConfigError
 
+Answer = Callable[[BaseHTTPRequestHandler], tuple[HTTPStatus, str, bytes]]
+"""Returns the status, the type and the content of a page."""
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src "
+    "'unsafe-inline'; connect-src 'self'; img-src data:",
+}
 
-class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
+
+class WebServer(socketserver.ThreadingMixIn, HTTPServer):
     """Answers requests until `close`, each connection on a thread of its own.
 
     Parameters
@@ -21,7 +32,8 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
     what : str
         For errors.
     address, port
-    viewer : type of Viewer
+    answer : Answer
+        Called by these threads. What it raises is an answer with the status 500.
 
     Raises
     ------
@@ -31,17 +43,18 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
     daemon_threads = True
     block_on_close = False  # it would wait without a limit
 
-    def __init__(self, what: str, address: str, port: int, viewer: type[Viewer]) -> None:
+    def __init__(self, what: str, address: str, port: int, answer: Answer) -> None:
         if not 0 <= port <= 65_535:
             raise ConfigError(f"port={port}: it is a number from 0 to 65535")
         if not address:
             raise ConfigError(
                 "address='': give the address of an interface, 0.0.0.0 for all of them"
             )
+        self.answer = answer
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
             self.address_family = found[0]
-            super().__init__((str(found[4][0]), port), viewer)
+            super().__init__((str(found[4][0]), port), _Viewer)
         except (OSError, ValueError) as error:  # ValueError: the address is no name
             text = f"{what} cannot be served at {address}:{port} ({error}): give "
             if getattr(error, "errno", None) == errno.EADDRINUSE:
@@ -65,20 +78,25 @@ class ViewerServer(socketserver.ThreadingMixIn, HTTPServer):
         """A viewer that went away is no error."""
 
 
-class Viewer(BaseHTTPRequestHandler):
+class _Viewer(BaseHTTPRequestHandler):
     """Answers one viewer; ``timeout`` holds for each byte that is read or written."""
 
+    server: WebServer
     timeout = 3.0
     server_version = "async_loader"
     sys_version = ""
 
-    def send(self, status: HTTPStatus, kind: str, body: bytes, **headers: str) -> None:
-        """Send an answer. ``headers``: with underscores for dashes."""
+    def do_GET(self) -> None:
+        """Send the answer."""
+        try:
+            status, kind, body = self.server.answer(self)
+        except Exception as error:
+            status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain"
+            body = f"{error or type(error).__name__}\n".encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
+        headers = {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}
         for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

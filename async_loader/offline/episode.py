@@ -14,7 +14,7 @@ from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.table.rebuild import in_order
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import Transitions
@@ -63,7 +63,7 @@ def episodes_of(table: ReplayBuffer) -> TableEpisodes:
             f"{type(table).__name__} is not a ReplayBuffer of this process: save() the table, and "
             "use ReplayBuffer.from_checkpoint()"
         )
-    state = parts_of(table).state
+    state = shared_table(table)
     if not state.ready:
         none = np.empty(0, np.int64)
         return TableEpisodes(none, none, none, none, None)

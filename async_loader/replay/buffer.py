@@ -31,10 +31,9 @@ from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
-from async_loader.replay.table.by_id import TableParts
+from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
-from async_loader.replay.table.table_state import TableState
 from async_loader.replay.table_methods import Change, TableMethods
 from async_loader.replay.views import View, checked_view
 from async_loader.replay.writer import LocalWriter
@@ -136,7 +135,7 @@ class ReplayBuffer(TableMethods):
             check_sampler(name, one)
         most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
         check_limiter(limiter, most)
-        self._table_state = TableState(
+        self._table_state = SharedTable(
             *size_of(capacity, max_bytes),
             sampler,
             remover,
@@ -147,8 +146,6 @@ class ReplayBuffer(TableMethods):
             folder_of(disk),
         )
         self._view = self._table_state.view
-        self._parts = parts = TableParts(self._table_state)
-        self._in, self._out = parts.inserter, parts.table_sampler
         self._saver = checkpoint.Saver(self._table_state)
         if schema is not None:
             self._table_state.start(Schema.of(schema))
@@ -180,8 +177,9 @@ class ReplayBuffer(TableMethods):
         capacity : int | str, optional
             Rows, or memory as in ``"8GiB"``. By default ``size`` where steps stand alone. Where the
             schema links them (``Field(stack=..., next=...)``) final observations and open episodes
-            take rows too: room for one final observation for each item with ``next``, and for 32
-            open episodes. Give more where more episodes are open at once.
+            take rows too: room for one final observation for each item with ``next``, and for 64
+            open episodes. Give more where more are open at once: a step that waits for its
+            successors while all rows are written once over never becomes an item.
         view, seed : as in ReplayBuffer, optional
 
         Raises
@@ -399,7 +397,7 @@ class ReplayBuffer(TableMethods):
             stream, table_state = 0, self._table_state
             if table_state.linked:
                 table_state.check_default_stream()
-        return self._in.add(values, stream, 0, priority, timeout_s, final_obs)
+        return self._table_state.add(values, stream, 0, priority, timeout_s, final_obs)
 
     @by_name
     def extend(
@@ -456,7 +454,7 @@ class ReplayBuffer(TableMethods):
                 )
             stream = 0
         values = fields if batch is None else one_of(batch, fields, "batch")
-        return self._in.extend(values, stream, priority, timeout_s, final_obs)
+        return self._table_state.extend(values, stream, priority, timeout_s, final_obs)
 
     @explain_wrong_names
     def end_episode(
@@ -483,7 +481,9 @@ class ReplayBuffer(TableMethods):
             As in `add`; a queue may have no row for ``final_obs``.
         """
         name = 0 if stream is None else stream_name(stream)
-        self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
+        self._table_state.end_episodes(
+            (name,), final_obs, how_ended(terminated, truncated), timeout_s
+        )
 
     def writer(
         self, stream: Hashable | None = None, *, schema: SchemaLike | None = None
@@ -494,7 +494,7 @@ class ReplayBuffer(TableMethods):
         """
         self._begin(schema)
         return LocalWriter(
-            self._table_state, self._in, fresh_stream() if stream is None else stream_name(stream)
+            self._table_state, fresh_stream() if stream is None else stream_name(stream)
         )
 
     def _vector_target(self, schema: SchemaLike | None) -> LocalWriter:
@@ -508,7 +508,7 @@ class ReplayBuffer(TableMethods):
     # -- sampling ----------------------------------------------------------------------------------
 
     def _sample(self, batch_size: int, view: View | None, timeout_s: float | None) -> Batch:
-        return self._out.batch(self._table_state.sampler, batch_size, view, timeout_s)
+        return self._table_state.batch(self._table_state.sampler, batch_size, view, timeout_s)
 
     @explain_wrong_names
     def source(
@@ -564,7 +564,7 @@ class ReplayBuffer(TableMethods):
             self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
         try:
-            return ReplaySource(self._parts, view, chosen, min_size)
+            return ReplaySource(self._table_state, view, chosen, min_size)
         except BaseException:
             if chosen.own is not None:
                 self._table_state.let_go_of(chosen.own)
@@ -595,7 +595,7 @@ class ReplayBuffer(TableMethods):
         OutOfMemory
             As in `sample`.
         """
-        return self._parts.get(index, view)
+        return self._table_state.get(index, view)
 
     def _apply(
         self,
@@ -606,7 +606,7 @@ class ReplayBuffer(TableMethods):
     ) -> Applied:
         if timeout_s is not None and not isinstance(timeout_s, Deadline):
             seconds("timeout_s", timeout_s)
-        made: Applied = getattr(self._parts, change)(index, **values)
+        made: Applied = getattr(self._table_state, change)(index, **values)
         return made
 
     def clear(self, *, timeout_s: float | None = None) -> None:
@@ -616,7 +616,7 @@ class ReplayBuffer(TableMethods):
 
         Writers may continue, with new episodes.
         """
-        self._parts.clear(timeout_s)
+        self._table_state.clear(timeout_s)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -688,7 +688,7 @@ class ReplayBuffer(TableMethods):
         Timeout, Closed, Unsupported
             Nothing was changed.
         """
-        checkpoint.load_into(self._table_state, self._out, self._saver, path, number, timeout_s)
+        checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
 
     @class_only
     @explain_wrong_names
@@ -772,13 +772,9 @@ class ReplayBuffer(TableMethods):
         )
 
 
-def parts_of(buffer: ReplayBuffer) -> TableParts:
-    """Return the parts of a table, for a second front over it, such as the one of a feeder's
-    server.
-
-    They are shared with the buffer, and are used by the rules in their docstrings.
-    """
-    return buffer._parts
+def shared_table(buffer: ReplayBuffer) -> SharedTable:
+    """Return the table behind a buffer, for a second front, such as that of a feeder's server."""
+    return buffer._table_state
 
 
 def saver_of(buffer: ReplayBuffer) -> checkpoint.Saver:

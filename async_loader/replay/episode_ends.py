@@ -6,7 +6,7 @@ fields, which would be plain ones here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ from async_loader.replay.arguments import count_of
 from async_loader.replay.array_types import Bools, Ids
 from async_loader.replay.base.row_format import TERMINATED, TRUNCATED
 from async_loader.replay.views import View
-from async_loader.schema import END_FIELDS, Field, Schema, kind_of
+from async_loader.schema import END_FIELDS, Schema, kind_of
 
 _BOOL = np.dtype(np.bool_)
 _PLAIN = (bool, np.bool_, type(None))
@@ -29,9 +29,7 @@ _IF_BOOL = {
     **dict.fromkeys(("end", "ended", "ending", "last", "final", "over", "finished"), "terminated"),
     **dict.fromkeys(("timeout", "timelimit", "timedout"), "truncated"),
 }
-"""Words that may mean something else, such as a duration."""
-_BESIDE = {"i", "wa", "ha", "of", "the", "episode", "ep", "step", "flag", "by", "at"}
-"""Without an "s" at the end, as of "is" and "flags"."""
+"""Words that may mean something else, such as a duration, in fields that are no bools."""
 _AUTORESETS = ("nextstep", "samestep", "disabled")
 Info: TypeAlias = Mapping[str, Any] | list[Mapping[str, Any]] | None
 """One dict for all environments, or a list with one for each."""
@@ -135,9 +133,9 @@ class Ends:
 
 
 def _says_end(step: dict[str, Any]) -> bool:
-    kinds = {name: kind for name, value in step.items() if (kind := kind_of(value)) is not None}
     return not any(name in END_FIELDS for name in step) and any(
-        isinstance(name, str) and end_meant(name, dtype) for name, (_, dtype) in kinds.items()
+        isinstance(name, str) and (kind := kind_of(value)) and _end_meant(name, kind[1])
+        for name, value in step.items()
     )
 
 
@@ -167,39 +165,12 @@ def _ended(name: str, said: object, count: int) -> Bools:
     return ended
 
 
-def end_meant(name: str, dtype: np.dtype[np.generic] | None = None) -> str | None:
+def _end_meant(name: str, dtype: np.dtype[np.generic]) -> str | None:
     """Return the field that ``name`` seems to stand for: "terminated" for "dones", "is_terminal" or
-    "episode_end", "truncated" for "truncations"; ``None`` for any other name, and for ours.
-
-    ``dtype``: words that often mean something else count for bools only; by default they count.
+    "episode_end", "truncated" for "truncations"; ``None`` for any other name.
     """
-    if name in END_FIELDS:
-        return None
-    words = re.findall(r"[A-Z]*[a-z]+|[A-Z]+", name)
-    if "".join(words) != name.replace("_", "").replace("-", ""):
-        return None
-    lower = [word.lower() for word in words]
-    left = "".join(one.removesuffix("s") for one in lower if one.removesuffix("s") not in _BESIDE)
-    found = _SURE.get(left)
-    if found is None and (dtype is None or dtype == np.bool_):
-        found = _IF_BOOL.get(left)
-    return found
-
-
-def mistaken_ends(fields: Iterable[Field]) -> dict[str, str]:
-    """Return the fields of a step that look like ends of episodes, with the names that end them;
-    none if others do.
-    """
-    listed = [field for field in fields if "." not in field.name]
-    if any(field.name in END_FIELDS for field in listed):
-        return {}
-    return {
-        field.name: meant
-        for field in listed
-        if field.dtype.kind in "biuf"
-        and np.prod(field.shape) == 1
-        and (meant := end_meant(field.name, field.dtype)) is not None
-    }
+    word = re.sub("^(is|episode|ep)|s$|[^a-z]", "", name.lower())
+    return _SURE.get(word) or (_IF_BOOL.get(word) if dtype == np.bool_ else None)
 
 
 def check_end_names(schema: Schema, view: View | None) -> None:
@@ -207,14 +178,17 @@ def check_end_names(schema: Schema, view: View | None) -> None:
     are shown with those beside them: all episodes would be one.
     """
     linked = [field.name for field in schema.fields if field.linked]
-    if view is None and not linked:
+    if (view is None and not linked) or any(one.name in END_FIELDS for one in schema.fields):
         return
-    for name, meant in mistaken_ends(schema.fields).items():
-        how = type(view).__name__ if view is not None else f"field {linked[0]!r}"
-        raise ConfigError(
-            f"field {name!r} ends no episode, and {how} shows steps with those beside them: name "
-            f"it {meant!r}{' (or done)' * (meant == 'terminated')}, or add that field beside it"
-        )
+    for field in schema.fields:
+        meant = _end_meant(field.name, field.dtype)
+        if meant is not None and field.dtype.kind in "biuf" and np.prod(field.shape) == 1:
+            how = type(view).__name__ if view is not None else f"field {linked[0]!r}"
+            raise ConfigError(
+                f"field {field.name!r} ends no episode, and {how} shows steps with those beside "
+                f"them: name it {meant!r}{' (or done)' * (meant == 'terminated')}, or add that "
+                "field beside it"
+            )
 
 
 def with_time_limits(over: Bools, cut: Bools, info: Info) -> tuple[Bools, Bools]:

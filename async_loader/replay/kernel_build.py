@@ -15,28 +15,24 @@ import numpy as np
 
 from async_loader.errors import Unsupported
 from async_loader.replay.base.compiled import served_mark
-from async_loader.replay.base.row_format import FINAL, TRUNCATED
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.hindsight_view import Hindsight
+from async_loader.replay.rate_limiter import Queue
 from async_loader.replay.samplers import (
     Balanced,
     Fifo,
-    Lifo,
     MaxHeap,
     MinHeap,
     Prioritized,
     RankPrioritized,
     Recency,
-    Sampler,
     Uniform,
 )
-from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
-from async_loader.replay.views import Sequences, Transitions, View
-from async_loader.schema import Field
+from async_loader.replay.views import Sequences
 
 _MANY = 1 << 12
 """Items of a large batch, for which other kernels are called than for a small one."""
-_CAPACITY = 64
+_CAPACITY, _STEPS = 64, 48
 _warm = False
 
 
@@ -59,50 +55,14 @@ def warm() -> None:
     global _warm
     if _warm:
         return
-    schema = {
-        "x": Field((), np.dtype(np.float32), next="y"),
-        "big": ((1 << 10,), np.float32),
-        "reward": np.float32,
-    }
-    plain = {"x": np.float32}
-    _serve(plain, Uniform())
-    _serve(schema, Prioritized(0.5), other=Transitions(n_steps=2, gamma=0.9))
-    _serve(plain, Fifo(), times=1)
-    ends = {**schema, "terminated": np.bool_}
-    _serve(ends, Prioritized(0.5), view=Sequences(2, boundary="pad"))
+    _use(sampler=Uniform())
+    _use(sampler=Prioritized())
+    _use(sampler=Prioritized(), view=Sequences(4, stride=2, bootstrap=1, boundary="pad"))
+    _use(sampler=Fifo(), limiter=Queue(_CAPACITY), max_times_sampled=1)
     with contextlib.suppress(OSError):  # without the mark, the next process compiles early
         if (mark := served_mark()) is not None:
             mark.touch()
     _warm = True
-
-
-def _serve(
-    schema: dict[str, Any],
-    sampler: Sampler,
-    view: View | None = None,
-    other: View | None = None,
-    times: int = 0,
-) -> None:
-    """Insert and draw as a server does; by another view too, if one is given."""
-    with ReplayBuffer(
-        16, schema, sampler=sampler, view=view, max_times_sampled=times, seed=0
-    ) as buffer:
-        table = NonblockingTable(parts_of(buffer))
-        assert table.schema is not None
-        columns = [np.zeros((4, *field.shape), field.dtype) for field in table.schema.fields]
-        given = np.full(4, np.nan if view is None else 1.0)
-        for flags in (np.array([0, 0, TRUNCATED, FINAL]), np.zeros(4, np.int64)):
-            table.insert(Incoming(np.full(4, table.stream(0)), flags, given, columns), 0)
-        table.end([0])
-        for one in {None, other}:
-            drawing = table.drawing(one, 0, 1, None)
-            drawing.why_not(2)
-            drawing.arrays(2)
-            if sampler.repeats:
-                drawing.arrays(_MANY)
-            drawing.close()
-        if sampler.prioritized:
-            table.prioritize(np.zeros(1, np.int64), np.ones(1))
 
 
 def build() -> None:
@@ -110,33 +70,26 @@ def build() -> None:
     values.
     """
     warm()
-    sequences = Sequences(4, stride=2, bootstrap=1, boundary="pad")
     goals = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
-    samplers: tuple[Sampler, ...] = (
-        Uniform(), Prioritized(), RankPrioritized(), Recency(9), Balanced("task"),
-        Uniform(replacement=False), Fifo(), Lifo(), MinHeap(),
-    )  # fmt: skip
-    for sampler in samplers:
+    for sampler in (RankPrioritized(), Recency(9), Balanced("task"), MinHeap()):
         _use(sampler=sampler)
     _use(remover=MaxHeap())
-    _use(max_times_sampled=4, sampler=Fifo())
-    _use(sampler=Prioritized(), view=sequences)
     _use(view=goals)
 
 
 def _use(**settings: Any) -> None:
-    obs = {name: np.zeros((_CAPACITY, 9), np.float32) for name in ("achieved_goal", "desired_goal")}
-    one = {name: np.zeros(9, np.float32) for name in obs}
+    obs = {name: np.zeros((_STEPS, 99), np.float32) for name in ("achieved_goal", "desired_goal")}
+    one = {name: np.zeros(99, np.float32) for name in obs}
     with ReplayBuffer(_CAPACITY, seed=0, **settings) as buffer:
         first = 1.0 if isinstance(settings.get("sampler"), Prioritized) else None
         for task in range(4):
             step = {"obs": one, "next_obs": one, "reward": 0.0, "task": task, "terminated": False}
             buffer.add(step, priority=first)
-        steps = np.arange(_CAPACITY)
+        steps = np.arange(_STEPS)
         ids = buffer.extend(
             obs=obs,
             next_obs=obs,
-            reward=np.zeros(_CAPACITY, np.float32),
+            reward=np.zeros(_STEPS, np.float32),
             task=steps % 3,
             terminated=steps % 8 == 7,
             stream=0,

@@ -6,10 +6,8 @@ The size of a queue counts items, its capacity rows. Where steps stand alone the
 Where the schema or the view links them, rows lie beside the items: the final observation of each
 episode, the steps of an open episode that wait for their successors, and the past that the stacks
 of its next steps show. So that ``size`` items can wait however short the episodes are, each item
-has a row for a final observation, and there is room for `OPEN_EPISODES` open episodes: for the rows
-that each pins, and for those that the others keep free for it (`Table.room_for`). They have to take
-turns: an episode that stands still while others go on and on holds the ring up in the end, whatever
-the capacity.
+has a row for a final observation, and there are rows for `OPEN_EPISODES` open episodes. Where more
+are open, or one stands still while as many rows are written, its steps that wait are given up.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ def check_sequences(
         )
 
 
-OPEN_EPISODES: Final = 32
+OPEN_EPISODES: Final = 64
 """Episodes that may be open at once in a queue with a derived capacity: actors, or environments of
 a vector.
 """
@@ -91,8 +89,7 @@ def capacity_of(size: int, schema: Schema | None, view: View | None = None) -> i
     waiting = (1 if view is None else view.n_steps) - 1 + followed
     if depth == 1 and not waiting:
         return size
-    pinned, reserve = depth - 1 + waiting + followed, max(1, waiting) + followed
-    return size * (1 + followed) + OPEN_EPISODES * (pinned + reserve) + 2
+    return size * (1 + followed) + OPEN_EPISODES * (depth - 1 + waiting + followed) + 2
 
 
 def check_stack(schema: Schema | None) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from async_loader import tree
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.replay import hindsight_goals as h
+from async_loader.replay import hindsight_view as h
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.field_table import (
     AFTER,
@@ -102,7 +102,7 @@ class ReadPlan:
         What a view of hindsight goals reads.
     hidden : tuple of Output
         What is read for the functions of that view, and not delivered. See NOTE [parts] in
-        hindsight_goals.py.
+        hindsight_view.py.
     """
 
     schema: Schema
@@ -319,7 +319,7 @@ def _reward(view: Transitions | Hindsight, outputs: Sequence[Output]) -> int:
 def _parts(
     view: Hindsight, goals: h.GoalFields, stored: Schema, outputs: Sequence[Output]
 ) -> list[Output]:
-    """Return what the functions of a view need: see NOTE [parts] in hindsight_goals.py."""
+    """Return what the functions of a view need: see NOTE [parts] in hindsight_view.py."""
     n = view.n_steps
 
     def part(name: str, source: int, shown: int) -> Output:

@@ -18,10 +18,10 @@ from async_loader.replay.limiter_arithmetic import LimiterState
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.batch_arrays import join_index
-from async_loader.replay.table.by_id import TableParts
+from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.lag_sampler import LagSampler
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sample import assembled, drawing_sampler
+from async_loader.replay.table.sample import assembled
 from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.views import Ragged, Sequences, View
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
@@ -38,7 +38,7 @@ class ReplaySource:
 
     Parameters
     ----------
-    parts : TableParts
+    table_state : SharedTable
     view : View | None
     chosen : SourceSampler
         Detached by `close` if it is the source's own.
@@ -48,25 +48,18 @@ class ReplaySource:
     Raises
     ------
     ConfigError
-        If ``min_size`` is below 1 or above the capacity, or the schema does not allow the view.
+        If ``min_size`` is below 1 or above what the table holds, or the schema forbids the view.
     """
 
     def __init__(
         self,
-        parts: TableParts,
+        table_state: SharedTable,
         view: View | None,
         chosen: SourceSampler,
         min_size: int,
     ) -> None:
-        table_state, sampler = parts.state, chosen.sampler
-        most = table_state.capacity
         min_size = positive("min_size", min_size)
-        if most is not None and min_size > most:
-            raise ConfigError(
-                f"min_size={min_size}: it must be 1 to {most or 'the capacity'}, the buffer's "
-                "capacity"
-            )
-        self._parts, self._table_state, self._out = parts, table_state, parts.table_sampler
+        self._table_state, sampler = table_state, chosen.sampler
         self._view, self._sampler, self._goal_seeds = view, sampler, chosen.goal_seeds()
         self._goal_numbers: RandomNumbers | None = None
         self._own_reader: ReplayReader | None = None
@@ -76,9 +69,9 @@ class ReplaySource:
         self._own: Any = None
         self._wanted: list[int] = []  # batch sizes of the plans that wait
         if table_state.ready:
-            self._out.read_plan(view, sampler)
+            self._table_state.read_plan(view, sampler)
             with table_state.lock:
-                self._out.check_size(min_size)
+                table_state.check_ever(sampler, 0, min_size)
         if chosen.own is not None:
             self._own = weakref.finalize(self, table_state.let_go_of, chosen.own)
             self._own.atexit = False
@@ -103,7 +96,9 @@ class ReplaySource:
             self._wanted.append(batch_size)
             try:
                 waiters = table_state.waiters
-                with waiters.ringing(eventfd, "sample", lambda: self._why_not(batch_size)):
+                with waiters.ringing(
+                    eventfd, eventfd.ring, "sample", lambda: self._why_not(batch_size)
+                ):
                     while plan is None:
                         plan = self._attempt(batch_size)
                         if plan is None:
@@ -172,16 +167,16 @@ class ReplaySource:
         if self._closed or not table_state.ready:
             return None
         self._settle()
-        read_plan = self._out.read_plan(self._view, self._sampler)
+        read_plan = self._table_state.read_plan(self._view, self._sampler)
         reader = self._reader_of(read_plan)
         uses_up = table_state.limiter is not None or table_state.max_times_sampled
         if uses_up or not reader.at_once(batch_size):
             return None
         with table_state.lock:
-            taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
+            taken = self._table_state.take(reader, self._sampler, batch_size, self._min_size)
         if taken is None:
             return None
-        arrays = self._out.complete(reader, taken)
+        arrays = self._table_state.complete(reader, taken)
         batch, layout = assembled(read_plan, arrays), reader.layout(batch_size)
         if layout is None or layout.nbytes > STAGED_BYTES:
             return Ready(batch, lent=True)
@@ -194,13 +189,13 @@ class ReplaySource:
         reader = self._own_reader
         if reader is None or reader.read_plan is not read_plan:
             numbers = None if read_plan.goals is None else self._numbers()
-            reader = self._own_reader = self._out.reader(read_plan, numbers)
+            reader = self._own_reader = self._table_state.reader(read_plan, numbers)
         return reader
 
     def _settle(self) -> None:
         """Choose what draws, if the source was made before the table knew its steps."""
         if not self._settled:
-            self._sampler = drawing_sampler(self._table_state, self._sampler, self._view)
+            self._sampler = self._table_state.drawing_sampler(self._sampler, self._view)
             self._settled = True
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
@@ -209,17 +204,17 @@ class ReplaySource:
             table_state.check_open()
             return None
         self._settle()
-        read_plan = self._out.read_plan(self._view, self._sampler)
+        read_plan = self._table_state.read_plan(self._view, self._sampler)
         with table_state.lock:
             table_state.check_open()
             if self._why_not(batch_size) is not None:
                 return None
             if table_state.max_times_sampled:
                 reader = self._reader_of(read_plan)
-                taken = self._out.take(reader, self._sampler, batch_size, self._min_size)
-                arrays = self._out.complete(reader, taken)
+                taken = self._table_state.take(reader, self._sampler, batch_size, self._min_size)
+                arrays = self._table_state.complete(reader, taken)
                 return Ready(assembled(read_plan, arrays), lent=True)
-            drawn = self._out.now(self._sampler, batch_size)
+            drawn = self._table_state.now(self._sampler, batch_size)
         if table_state.table.storage.on_disk:
             self._reader_of(read_plan).announce(drawn.ids)
         index = join_index(drawn.ids, drawn.weight)
@@ -238,7 +233,7 @@ class ReplaySource:
         return self._goal_numbers
 
     def _why_not(self, batch_size: int) -> str | None:
-        return self._out.why_not(self._sampler, batch_size, self._min_size)
+        return self._table_state.why_not(self._sampler, batch_size, self._min_size)
 
     def reader(self) -> ReplayReader | None:
         """Make a reader of the rows, for this or any other process.
@@ -250,17 +245,17 @@ class ReplaySource:
         if not self._table_state.ready:
             return None
         self._settle()
-        read_plan = self._out.read_plan(self._view, self._sampler)
+        read_plan = self._table_state.read_plan(self._view, self._sampler)
         numbers = None if read_plan.goals is None else self._numbers()
-        return self._out.reader(read_plan, numbers).warm()
+        return self._table_state.reader(read_plan, numbers).warm()
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        return self._parts.update_priorities(index, priority, self._view)
+        return self._table_state.update_priorities(index, priority, self._view)
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
-        return self._parts.update(index, **fields)
+        return self._table_state.update(index, **fields)
 
     def waiting_for(self) -> str | None:
         """Say in numbers what `plan` waits for; ``None`` if it need not wait."""

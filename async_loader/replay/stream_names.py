@@ -1,10 +1,9 @@
 """Names of streams: one for all rows of a batch, or one for each. The same rule for every writer.
 
-NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, a
-tuple, or an array or tensor ``[rows]``; anything else that can be hashed is the name of one stream.
-A tuple may be a name itself: that of a writer made by the package is a `StreamName`, and is always
-one stream. A plain tuple that is the name of a known stream and is as long as the batch could be
-either, and is refused.
+NOTE [one or many]. ``stream=`` of a batch is one name for each row if it is a list, a range, or an
+array or tensor ``[rows]``; anything else that can be hashed is the name of one stream. A plain
+tuple that is as long as the batch could be either, and is refused; the names that the package makes
+are `StreamName`, and always one stream.
 
 NOTE [names that last]. A stream is found again by its name in a table that was loaded. So its name
 is a number, a string, None, or a tuple of these, for every writer, whether the table is ever saved
@@ -16,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Container, Hashable, Iterator, MappingView
+from collections.abc import Hashable, Iterator, MappingView
 from typing import Any
 
 import numpy as np
@@ -116,17 +115,10 @@ def lasting_json(name: object, whole: object = ...) -> Any:
     )
 
 
-def stream_names(
-    stream: object, rows: int, known: Container[Hashable]
-) -> Hashable | list[Hashable]:
+def stream_names(stream: object, rows: int) -> Hashable | list[Hashable]:
     """Return the name of one stream for all rows, or a list with one for each.
 
     See NOTE [one or many].
-
-    Parameters
-    ----------
-    known : container
-        Names of streams that there are.
 
     Raises
     ------
@@ -140,29 +132,24 @@ def stream_names(
         return name
     if type(stream) is EachStream and len(stream) == rows:
         return list(stream)
-    listed = _listed(stream)
-    if listed is None:
-        return stream_name(stream)
-    if type(stream) is tuple and len(listed) == rows and _is_in(stream, known):
+    if type(stream) is tuple and len(stream) == rows:
         raise ConfigError(
-            f"stream={stream!r} is the name of a stream, and could be one name for each of the "
+            f"stream={stream!r} could be the name of one stream, and one name for each of the "
             f"{rows} rows: give list(stream) for one each, or [stream] * rows for that one"
         )
+    listed = None if type(stream) is tuple else _listed(stream)
+    if listed is None:
+        return stream_name(stream)
     if len(listed) != rows:
-        more = (
-            ", [stream] * rows for one stream whose name is a tuple"
-            if type(stream) is tuple
-            else ""
-        )
         raise SchemaError(
-            f"{len(listed)} streams are given for {rows} rows: one for each, or one for all{more}"
+            f"{len(listed)} streams are given for {rows} rows: one for each, or one for all"
         )
     return [one if type(one) in _PLAIN else stream_name(one) for one in listed]
 
 
 def _listed(stream: Any) -> list[Any] | None:
     """Return a list of one for each row; ``None`` if ``stream`` is not a sequence of names."""
-    if type(stream) in (list, tuple, range, EachStream):
+    if type(stream) in (list, range, EachStream):
         return list(stream)
     array = tensors.as_array(stream)
     if array is None or array.ndim == 0:
@@ -171,10 +158,3 @@ def _listed(stream: Any) -> list[Any] | None:
         raise SchemaError(f"stream has shape {list(array.shape)}: one number for each row, [rows]")
     numbers: list[Any] = array.tolist()
     return numbers
-
-
-def _is_in(name: Hashable, known: Container[Hashable]) -> bool:
-    try:
-        return name in known
-    except TypeError:  # a tuple of lists
-        return False

@@ -16,13 +16,11 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
-from async_loader.replay.table.field_validator import FieldValidator
-from async_loader.schema import Field, Schema
+from async_loader.schema import Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
-_MOST = 1 << 20
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
 
@@ -59,8 +57,6 @@ class VectorWriter:
     ) -> None:
         self._writer = writer
         self._count = count = positive("envs", getattr(envs, "num_envs", envs))
-        if count > _MOST:
-            raise ConfigError(f"envs={count:,}: a vector has {_MOST:,} environments at most")
         self._mode = mode_of(envs, autoreset)
         self.streams = (
             [fresh_stream() for _ in range(count)]
@@ -382,10 +378,7 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     reward = tensors.as_array(batch.get("reward"))
     if reward is None or reward.dtype != np.float64 or reward.ndim != 1:
         return batch
-    return {
-        **batch,
-        "reward": FieldValidator(Field((), np.dtype(np.float32), name="reward")).column(reward),
-    }
+    return {**batch, "reward": reward.astype(np.float32)}
 
 
 def _row(row: int, values: object) -> Any:

@@ -18,7 +18,6 @@ from async_loader.replay.base.row_format import TRUNCATED
 from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.stream_names import MANY_STREAMS, stream_name, stream_names
 from async_loader.replay.table.insert import Inserter
-from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
 from async_loader.table import Ids, Streams
 
@@ -31,16 +30,16 @@ class LocalWriter:
 
     Parameters
     ----------
-    table_state, inserter : TableState, Inserter
+    table_state : Inserter
     stream : hashable
         A name that `stream_name` has made.
     """
 
-    def __init__(self, table_state: TableState, inserter: Inserter, stream: Hashable) -> None:
+    def __init__(self, table_state: Inserter, stream: Hashable) -> None:
         self.stream = stream
         self._closed = False
         self._ends = Ends(None)
-        self._table_state, self._in = table_state, inserter
+        self._table_state = table_state
         self._steps = 0
         # Named streams, whose episodes `close` ends too.
         self._others: dict[Hashable, None] = {}
@@ -108,7 +107,7 @@ class LocalWriter:
         values = fields if step is None else dict(one_of(step, fields, "step"))
         flags = self._known_ends().into(values, terminated, truncated)
         name = self.stream if stream is None else self._named(stream)
-        new = self._in.add(values, name, flags, priority, timeout_s, final_obs)
+        new = self._table_state.add(values, name, flags, priority, timeout_s, final_obs)
         self._steps += 1
         return new
 
@@ -152,8 +151,7 @@ class LocalWriter:
         values = one_of(batch, fields, "batch")
         names: Any = self.stream
         if stream is not None:
-            known = self._table_state.table.streams if self._table_state.ready else ()
-            names = stream_names(stream, count_of(values), known)
+            names = stream_names(stream, count_of(values))
             for name in names if isinstance(names, list) else (names,):
                 self._named(name)
         return self._extend_together(
@@ -181,7 +179,9 @@ class LocalWriter:
         if self._closed:
             raise self._closed_error()
         name = self.stream if stream is None else stream_name(stream)
-        self._in.end_episodes((name,), final_obs, how_ended(terminated, truncated), timeout_s)
+        self._table_state.end_episodes(
+            (name,), final_obs, how_ended(terminated, truncated), timeout_s
+        )
 
     def _known_ends(self) -> Ends:
         if not self._ends.known:
@@ -209,7 +209,9 @@ class LocalWriter:
         values = dict(batch)
         flags = self._known_ends().into_columns(values, terminated, truncated)
         try:
-            ids = self._in.extend(values, streams, priority, timeout_s, final_obs, flags, whole)
+            ids = self._table_state.extend(
+                values, streams, priority, timeout_s, final_obs, flags, whole
+            )
         except (Timeout, WouldDeadlock, Closed) as error:
             self._steps += getattr(error, "steps_in", 0)
             raise
@@ -218,7 +220,7 @@ class LocalWriter:
 
     def _end_episodes(self, streams: Sequence[Hashable]) -> None:
         """End the open episodes of these streams, as `end_episode` without arguments does."""
-        self._in.end_episodes(streams, None, TRUNCATED, None)
+        self._table_state.end_episodes(streams, None, TRUNCATED, None)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Do nothing: a step is in the table when `append` returns."""
@@ -231,7 +233,9 @@ class LocalWriter:
         seconds_or_none("timeout_s", timeout_s)
         if not self._closed:
             if not self._table_state.foreign and not self._table_state.closed:
-                self._in.end_episodes((self.stream, *self._others), None, TRUNCATED, timeout_s)
+                self._table_state.end_episodes(
+                    (self.stream, *self._others), None, TRUNCATED, timeout_s
+                )
             self._closed = True
 
     def __reduce__(self) -> Any:

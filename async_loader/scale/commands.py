@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from async_loader.errors import ConfigError
-from async_loader.feeder.commands import redraw
-from async_loader.feeder.status_view import clean, count_text
+from async_loader.feeder.commands import clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard import Dashboard
-from async_loader.observe.top import top_view
+from async_loader.observe.terminal import redraw
 from async_loader.scale import ray_library
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.cluster import Cluster
@@ -111,7 +110,7 @@ def top(
 ) -> None:
     """Redraw the screen once a second, until Ctrl-C. Raises as `watched`."""
     with watched(addresses, config, ray, keys) as client:
-        redraw(lambda: status_of(client), top_view, console, whole_screen=True)
+        redraw(lambda: status_of(client), console, whole_screen=True)
 
 
 def status_of(client: ClusterClient) -> ClusterStatus:

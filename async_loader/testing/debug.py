@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from async_loader.public_names import set_public_names
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.checkpoint import Saver
-from async_loader.replay.table.insert import Inserter
-from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.table_state import TableState
+from async_loader.replay.table.by_id import SharedTable
 
 __all__ = ["DebugState", "debug_state"]
 set_public_names(globals())
@@ -22,16 +20,12 @@ class DebugState(NamedTuple):
 
     Attributes
     ----------
-    state : TableState
+    state : SharedTable
         The lock, the table with its ids, links and items (``state.table``), samplers, writers.
-    inserter : Inserter
-    table_sampler : TableSampler
     saver : Saver
     """
 
-    state: TableState
-    inserter: Inserter
-    table_sampler: TableSampler
+    state: SharedTable
     saver: Saver
 
 
@@ -40,11 +34,11 @@ def debug_state(buffer: ReplayBuffer) -> DebugState:
 
     Steps that were gathered are written before; those that are added later may be gathered.
     """
-    parts = parts_of(buffer)
-    lock = parts.state.lock
-    if parts.state.ready and lock.acquire(blocking=False):
+    state = shared_table(buffer)
+    lock = state.lock
+    if state.ready and lock.acquire(blocking=False):
         try:
-            parts.state.catch_up()
+            state.catch_up()
         finally:
             lock.release()
-    return DebugState(parts.state, parts.inserter, parts.table_sampler, buffer._saver)
+    return DebugState(state, buffer._saver)

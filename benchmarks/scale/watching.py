@@ -68,16 +68,15 @@ def _serving(folder: str) -> Iterator[tuple[Any, str]]:
 @contextmanager
 def _observed(how: str, server: Any) -> Iterator[str]:
     """Serve metrics or the dashboard as `async-loader serve` does; give the address to ask."""
-    from async_loader.feeder.server.policy_lag import LAG_BOUNDS
     from async_loader.observe.dashboard import Dashboard
-    from async_loader.observe.exporter import MetricsServer, feeder_families
+    from async_loader.observe.exporter import MetricsServer, feeder_metrics
 
     status = partial(server.ask_status, ours.LIMIT_S)
     if how == "viewer":
         with Dashboard(status, 0) as page:
-            yield f"{page.url}events"
+            yield f"{page.url}frame.json"
     else:
-        with closing(MetricsServer(lambda: feeder_families(status(), LAG_BOUNDS), 0)) as metrics:
+        with closing(MetricsServer(lambda: feeder_metrics(status()), 0)) as metrics:
             yield f"http://127.0.0.1:{metrics.port}/metrics"
 
 

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from async_loader import feeder
 from async_loader.cli import app
-from async_loader.feeder import commands, reach
+from async_loader.feeder import reach
 from async_loader.feeder.curve_keys import load_server_keys
+from async_loader.observe import terminal
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WIDE = {"COLUMNS": "200"}
@@ -32,15 +33,22 @@ def status_of(**changes):
         "inserts_per_s": 12.5,
         "samples_per_s": 50.0,
         "samples_per_insert": 4.096,
-        "policies": {"policy": {"newest": 11, "oldest": 9, "lag": 3, "lag_s": 0.25}},
+        "policies": {"policy": {"newest": 11, "oldest": 9, "lag": 3}},
         "waiting": ["reader 3 waits for 24 rows"],
         "writers": 1,
         "readers": 2,
+        "full": False,
+        "stale": {},
+        "queued_rows": 0,
+        "readers_wait": 0.0,
+        "writers_wait": 0.0,
     }
     session = {
-        "id": 7, "pid": 4321, "host": "node7", "user": "alice", "user_agent": "async_loader/0.1",
-        "age_s": 3700.0, "silent_s": 0.5, "connected": True, "writers": 1,
-        "readers": 0, "rows_in": 1000, "batches_out": 0, "in_flight_bytes": 0,
+        "id": 7, "pid": 4321, "host": "node7", "user": "alice", "name": "",
+        "user_agent": "async_loader/0.1", "state": "connected", "lag": None,
+        "rows_per_s": 30.0, "batches_per_s": 0.0, "age_s": 3700.0, "silent_s": 0.5,
+        "connected": True, "writers": 1, "readers": 0, "rows_in": 1000,
+        "batches_out": 0, "in_flight_bytes": 0,
     }  # fmt: skip
     status = {
         "incarnation": "ab",
@@ -64,6 +72,7 @@ def status_of(**changes):
 class FakeServer:
     """Serves no client, and ends when it is told to."""
 
+    address = "tcp://127.0.0.1:5555"
     made: list = []  # noqa: RUF012
     result: object = 0
 
@@ -123,7 +132,6 @@ def server(monkeypatch):
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr(commands, "RATE_S", 0.0)
     monkeypatch.setattr(reach, "refused", lambda *_: "")
 
     def use(*statuses):
@@ -184,10 +192,10 @@ def test_serve_takes_a_file_and_goes_before_it(server):
 
 
 def test_status_shows_tables_clients_and_waiting_readers(client):
-    later = status_of(uptime_s=77.0)
-    later["tables"]["replay"].update(inserted=1200, sampled=4101)
-    later["sessions"][0].update(rows_in=1060, user_agent="learner 1 async_loader/0.1")
-    fake = client(status_of(), later)
+    status = status_of(uptime_s=77.0)
+    status["tables"]["replay"].update(inserts_per_s=100.0, samples_per_s=2.5)
+    status["sessions"][0].update(name="learner 1")
+    fake = client(status)
     result = invoke("status", "tcp://127.0.0.1:5555")
     assert result.exit_code == 0, result.output
     for said in (
@@ -203,7 +211,7 @@ def test_status_shows_tables_clients_and_waiting_readers(client):
         "30",
         "1 h 1 min",
         "weights policy: version 12, published 2.0 s ago, 3 wait for a newer one",
-        "replay gets steps of version 9: 3 behind, 0.2 s",
+        "replay gets steps of policy 9: 3 behind",
         "weights critic: 1 wait for the first",
     ):
         assert said in result.output
@@ -216,7 +224,7 @@ def test_status_shows_tables_clients_and_waiting_readers(client):
 def test_what_clients_call_themselves_cannot_command_a_terminal(client):
     evil = "\x1b[2J\x1b]0;owned\x07[red]:boom:\nx"
     status = status_of()
-    status["sessions"][0].update(user_agent=evil, host=evil)
+    status["sessions"][0].update(name=evil, host=evil)
     status["tables"]["replay"]["waiting"] = [evil]
     status["tables"][evil] = status["tables"]["replay"]
     evil_one = {
@@ -224,10 +232,11 @@ def test_what_clients_call_themselves_cannot_command_a_terminal(client):
         "address": evil,
         "pid": evil,
         "weights": {evil: 1},
+        "weights_age_s": {evil: 1.0},
         "weights_waiting": {evil: 1, evil * 2: 1},
     }
-    status["tables"]["replay"]["policies"] = {evil: {"oldest": 1, "lag": 3, "lag_s": 0.0}}
-    client(evil_one, evil_one)
+    status["tables"]["replay"]["policies"] = {evil: {"oldest": 1, "lag": 3}}
+    client(evil_one)
     result = CliRunner().invoke(app, ["status", "x"], env={"COLUMNS": "400"}, color=True)
     assert result.exit_code == 0, result.output
     assert "\x1b" not in result.output
@@ -237,7 +246,7 @@ def test_what_clients_call_themselves_cannot_command_a_terminal(client):
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_watching_goes_on_until_it_is_interrupted(client, monkeypatch, options):
-    monkeypatch.setattr(commands, "LIVE_S", 0.0)
+    monkeypatch.setattr(terminal, "LIVE_S", 0.0)
     fake = client(status_of(), status_of(draining=True), KeyboardInterrupt())
     result = invoke("status", "x", "--watch", *options)
     assert result.exit_code == 0, result.output
@@ -253,7 +262,7 @@ def test_drain_drains(client):
 
 @pytest.mark.parametrize("command", ["status", "drain"])
 def test_without_an_address_it_is_that_of_connect(client, command):
-    fake = client(status_of(), status_of())
+    fake = client(status_of())
     assert invoke(command).exit_code == 0
     ((address, _),) = fake.asked
     assert address is None

@@ -12,27 +12,26 @@ COUNTS = (
     "queued_rows", "queued_bytes", "rows_out", "batches_out", "redelivered",
 )  # fmt: skip
 RATES = (
-    "inserts_per_s", "samples_per_s", "inserts_per_s_mean", "samples_per_s_mean",
-    "writers_blocked_s", "readers_blocked_s",
+    "inserts_per_s", "samples_per_s", "writers_blocked_s", "readers_blocked_s",
 )  # fmt: skip
 
 
 def table_status(**changes):
-    found = {
+    return {
         **dict.fromkeys(COUNTS, 0),
         **dict.fromkeys(RATES, 0.0),
         "capacity": 1000, "nbytes": 4096, "samples_per_insert": 0.0, "waiting": [], "policies": {},
-        "policy_lags": {}, "queue_age_s": 0.0, "stale": {},
+        "queue_age_s": 0.0, "stale": {}, "full": False, "writers_wait": 0.0, "readers_wait": 0.0,
         **changes,
     }  # fmt: skip
-    return {**{f"{key}_total": found[key] for key in ("inserted", "sampled", "deleted")}, **found}
 
 
 def session_status(number, **changes):
     return {
         "id": number, "pid": 1000 + number, "host": "node7.cluster.example", "user": None,
-        "user_agent": f"actor-{number} async_loader/0.1", "age_s": 60.0, "silent_s": 0.5,
-        "connected": True, "writers": 1, "readers": 0, "rows_in": 100, "batches_out": 0,
+        "name": f"actor-{number}", "user_agent": f"actor-{number} async_loader/0.1",
+        "state": "connected", "age_s": 60.0, "silent_s": 0.5, "connected": True, "writers": 1,
+        "readers": 0, "rows_in": 100, "batches_out": 0, "rows_per_s": 0.0, "batches_per_s": 0.0,
         "in_flight_bytes": 0, "lag": None,
         **changes,
     }  # fmt: skip
@@ -68,12 +67,7 @@ def cluster_status(*statuses):
 
 @st.composite
 def tables(draw):
-    lag = st.fixed_dictionaries(
-        {"newest": counts, "oldest": counts}, optional={"lag": counts, "lag_s": seconds}
-    )
-    received = st.fixed_dictionaries(
-        {"counts": st.lists(counts, min_size=9, max_size=9), "sum": counts}
-    )
+    lag = st.fixed_dictionaries({"newest": counts, "oldest": counts}, optional={"lag": counts})
     return table_status(
         **{key: draw(counts) for key in COUNTS},
         **{key: draw(seconds) for key in RATES},
@@ -83,7 +77,6 @@ def tables(draw):
         waiting=draw(st.lists(texts, max_size=3)),
         stale=draw(st.dictionaries(st.sampled_from(["came_old", "became_old"]), counts)),
         policies=draw(st.dictionaries(st.sampled_from(["policy", "critic"]), lag)),
-        policy_lags=draw(st.dictionaries(st.sampled_from(["policy", "critic"]), received)),
     )
 
 

@@ -13,10 +13,8 @@ from browser_rig import browser
 from dashboard_rig import feeder
 
 from async_loader import connect
-from async_loader.errors import Broken
 from async_loader.observe import Dashboard
 from async_loader.observe.dashboard.frame import frame_of
-from async_loader.observe.dashboard.server import KEPT, History
 
 STEP = {"x": np.float32, "policy_version": np.int64}
 
@@ -32,7 +30,7 @@ def table_status(**more: object) -> dict[str, object]:
         "size": 10, "capacity": 100, "inserted": 10, "sampled": 0, "deleted": 0, "stale": {},
         "nbytes": 4096, "inserts_per_s": 1.0, "samples_per_s": 2.0, "samples_per_insert": 0.0,
         "waiting": [], "policies": {}, "writers": 1, "readers": 1, "queued_rows": 0,
-        "queue_age_s": 0.0, "readers_blocked_s": 0.0, "writers_blocked_s": 0.0,
+        "queue_age_s": 0.0, "readers_wait": 0.0, "writers_wait": 0.0,
     }  # fmt: skip
     return {**plain, **more}
 
@@ -46,26 +44,6 @@ def status_of(uptime_s: float, incarnation: str = "a", **table: object) -> dict[
     }  # fmt: skip
 
 
-def test_a_history_keeps_ten_minutes_and_goes_on_after_errors():
-    seconds = iter(range(2 * KEPT))
-    answers = iter([Broken("the feeder has gone")])
-
-    def status():
-        if next(seconds) == 3:
-            raise next(answers)
-        return status_of(float(len(history._points)))
-
-    history = History(status)
-    for _ in range(4):
-        history.note()
-    assert json.loads(history.newest()) == {"error": "the feeder has gone"}
-    for _ in range(KEPT + 10):
-        history.note()
-    points = json.loads(history.points())
-    assert len(points) == KEPT
-    assert points[-1]["tables"]["replay"]["size"] == 10
-
-
 def test_a_frame_equals_the_status(tmp_path):
     with feeder(tmp_path) as process, connect(process.address, name="actor-0") as client:
         client.publish("policy", {"w": np.zeros(2, np.float32)}, version=5)
@@ -73,13 +51,13 @@ def test_a_frame_equals_the_status(tmp_path):
             writer.extend(x=np.zeros(50, np.float32), policy_version=np.full(50, 3))
             writer.flush()
             status = client.status()
-            frame = frame_of(status, None)
-    table = frame["tables"][0]
+            frame = frame_of(status)
+    table = frame["tables"]["replay"]
     for key in ("size", "capacity", "inserted", "writers", "nbytes", "policies"):
         assert table[key] == status["tables"]["replay"][key], key
     assert table["policies"]["policy"]["lag"] == 2
-    assert [one["name"] for one in frame["clients"]] == ["actor-0"]
-    assert frame["weights"][0]["version"] == 5
+    assert [one["name"] for one in frame["sessions"]] == ["actor-0"]
+    assert frame["weights"] == {"policy": 5}
 
 
 def test_pages_over_http():
@@ -87,9 +65,7 @@ def test_pages_over_http():
         page = get(dashboard.url).decode()
         assert "<title>async_loader</title>" in page
         assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org)", page), "of one file"
-        dashboard._history.note()
         assert json.loads(get(f"{dashboard.url}frame.json"))["pid"] == 1
-        assert json.loads(get(f"{dashboard.url}points.json"))
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(f"{dashboard.url}etc/passwd")
 

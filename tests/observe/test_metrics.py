@@ -87,65 +87,17 @@ def test_a_scrape_of_a_feeder_equals_its_status(tmp_path):
         found = scrape(port)
         table, labels = status["tables"]["replay"], (("table", "replay"),)
         for name, key in (
-            ("table_items", "size"),
-            ("table_inserted_items_total", "inserted_total"),
-            ("table_inserted_items_total", "inserted"),
-            ("table_sampled_items_total", "sampled"),
-            ("table_received_rows_total", "rows_in"),
+            ("table_size", "size"),
+            ("table_inserted", "inserted"),
+            ("table_sampled", "sampled"),
+            ("table_rows_in_total", "rows_in"),
             ("table_memory_bytes", "nbytes"),
             ("table_queued_rows", "queued_rows"),
         ):
             assert found[f"async_loader_{name}"][labels] == table[key], name
-        assert found["async_loader_weights_version"][(("policy", "policy"),)] == 5
-        ended = found["async_loader_feeder_clients_ended_total"]
+        assert found["async_loader_feeder_weights"][(("policy", "policy"),)] == 5
+        ended = found["async_loader_feeder_sessions_ended_total"]
         assert set(ended) == {(("how", how),) for how in status["sessions_ended"]}
-
-
-def test_counters_count_no_row_that_a_load_brings_and_none_is_taken_away_by_a_clear(tmp_path):
-    port, labels = free_port(), (("table", "replay"),)
-    (tmp_path / "saves").mkdir()
-    with (
-        feeder(tmp_path, port, checkpoint={"path": str(tmp_path / "saves")}) as address,
-        connect(address) as client,
-    ):
-        table = client.table("replay")
-
-        def counted() -> tuple[float, ...]:
-            found = scrape(port)
-            names = "table_inserted_items_total", "table_sampled_items_total", "table_items"
-            return tuple(found[f"async_loader_{name}"][labels] for name in names)
-
-        def add(steps: int) -> None:
-            with table.writer(schema=STEP) as writer:
-                for _ in range(steps):
-                    writer.append(x=np.float32(0), policy_version=0)
-
-        add(100)
-        table.sample(7)
-        table.save("here")
-        assert counted() == (100, 7, 100)
-        table.clear()
-        assert counted() == (100, 7, 0)
-        add(10)
-        assert counted() == (110, 7, 10)
-        table.load("here")
-        assert counted() == (110, 7, 100)
-        add(1)
-        assert counted() == (111, 7, 101)
-
-
-def test_the_lag_of_received_steps_is_a_histogram(tmp_path):
-    port = free_port()
-    with feeder(tmp_path, port) as address:
-        used_feeder(address)
-        found = scrape(port)
-    buckets = {
-        dict(labels)["le"]: value
-        for labels, value in found["async_loader_policy_lag_steps_bucket"].items()
-    }
-    assert [buckets[le] for le in ("0.0", "1.0", "2.0", "4.0", "+Inf")] == [1, 2, 2, 3, 3]
-    (total,) = found["async_loader_policy_lag_steps_sum"].values()
-    assert total == 0 + 1 + 4
 
 
 def test_an_exporter_shows_a_loader_and_a_table():

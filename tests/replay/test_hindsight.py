@@ -237,4 +237,4 @@ def test_views_made_anew_for_each_call_keep_few_readers():
     buffer = sixty_steps()
     for _ in range(40):
         buffer.sample(4, view=Hindsight(lambda achieved, *_: np.zeros(len(achieved))))
-    assert len(buffer._out._read_plans) == len(buffer._out._idle) < 10
+    assert len(buffer._table_state._read_plans) == len(buffer._table_state._idle) < 10

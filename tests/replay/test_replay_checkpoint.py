@@ -28,7 +28,7 @@ from async_loader import (
     Uniform,
 )
 from async_loader.errors import ConfigError
-from async_loader.replay.checkpoint import settings
+from async_loader.replay.checkpoint import manifest
 from async_loader.replay.rate_limiter import Queue
 from async_loader.testing.debug import debug_state
 
@@ -60,7 +60,7 @@ TABLES = {
 def made(name: str, capacity: int = 100) -> tuple[ReplayBuffer, Transitions | None]:
     schema, given, view = TABLES[name]
     kinds = {
-        key: settings.settings_of(settings.settings_json(one), key)
+        key: manifest.settings_of(manifest.settings_json(one), key)
         for key, one in given.items()
         if key != "max_times_sampled"
     }
@@ -300,7 +300,7 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     other, _ = made(name, capacity)
     runs = [Run(one, 5, view) for one in (buffer, other)]
     for run in runs:
-        debug_state(run.buffer).table_sampler.read_plan(view, debug_state(run.buffer).state.sampler)
+        debug_state(run.buffer).state.read_plan(view, debug_state(run.buffer).state.sampler)
         for _ in range(400):
             run.add()
     buffer.save(tmp_path)

@@ -161,7 +161,7 @@ def test_a_manifest_of_another_format_or_byte_order_is_refused(saved, monkeypatc
     file = saved / FILES[0]
     found = manifest.Manifest.read(file)
     refused = {
-        ("FORMAT", 5): r"manifest.json: is of format 5, and this version reads 4",
+        ("FORMAT", 6): r"manifest.json: is of format 6, and this version reads 5",
         ("sys.byteorder", "big"): r"written on a big-endian machine",
     }
     for (name, value), message in refused.items():

@@ -135,7 +135,7 @@ def test_readers_of_before_deliver_what_was_loaded_or_another_step(tmp_path: Pat
     buffer = filled()
     filled(10_000, 40).save(tmp_path)
     reader = ReplayReader(
-        debug_state(buffer).state.table.storage, debug_state(buffer).table_sampler.read_plan(None)
+        debug_state(buffer).state.table.storage, debug_state(buffer).state.read_plan(None)
     )
     buffer.load(tmp_path)
     samples = reader.fetch(np.arange(30, 60), (1,))

@@ -108,7 +108,7 @@ def test_names_that_may_mean_something_else_are_taken(name: str):
         (lambda table: table.source(rank=0.5, world_size=2), "rank is 0.5"),
     ],
 )
-def test_a_view_or_a_rank_that_is_none_is_refused(call: Any, said: str):
+def test_a_wrong_view_or_rank_is_refused(call: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         call(ReplayBuffer(10, STEP))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from async_loader import Field, ReplayBuffer, Transitions
 from async_loader.errors import SchemaError, Timeout, WouldDeadlock
 from async_loader.replay.base.row_format import FINAL, SHOWN, TERMINATED, TRUNCATED, VERSION_ONE
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Prioritized
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
@@ -78,7 +78,7 @@ class Sides:
             for _ in "ab"
         ]
         self.plain, self.buffer = made
-        self.served = NonblockingTable(parts_of(self.buffer))
+        self.served = NonblockingTable(shared_table(self.buffer))
         for stream in range(4):
             debug_state(self.plain).state.table.stream(stream)
             self.served.stream(stream)
@@ -155,8 +155,8 @@ class Sides:
         views = [None] if self.prioritized else [None, Transitions(n_steps=1, gamma=0.5)]
         for view in views:
             read = []
-            for state, _, table_sampler, _ in map(debug_state, (self.plain, self.buffer)):
-                read_plan = table_sampler.read_plan(view, state.sampler)
+            for state, _ in map(debug_state, (self.plain, self.buffer)):
+                read_plan = state.read_plan(view, state.sampler)
                 reader = ReplayReader(state.table.storage, read_plan)
                 into = reader.fresh(len(ids))
                 assert not len(reader.fill(ids, into)) or not len(ids)
@@ -291,7 +291,9 @@ def test_batches_that_are_drawn_into_somebodys_memory_are_the_same_batches(
         writer = one.writer()
         for i in range(80):
             writer.append(row(schema, i))
-    filling, plain = (NonblockingTable(parts_of(one)).drawing(view, 0, 1, None) for one in buffers)
+    filling, plain = (
+        NonblockingTable(shared_table(one)).drawing(view, 0, 1, None) for one in buffers
+    )
     memory = [
         [np.zeros((8, *field.shape), field.dtype) for field in plain.schema.fields]
         for _ in range(2)

@@ -273,7 +273,7 @@ class Both:
             return
         reader = ReplayReader(
             table.storage,
-            debug_state(self.buffer).table_sampler.read_plan(
+            debug_state(self.buffer).state.read_plan(
                 self.view, debug_state(self.buffer).state.sampler
             ),
         )
@@ -316,10 +316,10 @@ def test_every_draw_equals_a_list_of_episodes(
     both = Both(capacity, stack, padding, linked, n)
     read_plan = (both.view, debug_state(both.buffer).state.sampler)
     if view_first:
-        debug_state(both.buffer).table_sampler.read_plan(*read_plan)
+        debug_state(both.buffer).state.read_plan(*read_plan)
     for name, *arguments in operations:
         getattr(both, name)(*arguments)
         if view_first:
             both.check()
-    debug_state(both.buffer).table_sampler.read_plan(*read_plan)
+    debug_state(both.buffer).state.read_plan(*read_plan)
     both.check()

@@ -8,7 +8,7 @@ import pytest
 from async_loader import Field, ReplayBuffer
 from async_loader.feeder.wire import codes
 from async_loader.replay.base import row_format as r
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
 from async_loader.testing.debug import debug_state
 
@@ -21,7 +21,7 @@ def test_a_flag_of_the_wire_is_that_of_the_table(name: str) -> None:
 def test_a_shown_observation_does_not_mark_its_row_as_deleted() -> None:
     schema = {"obs": Field((), np.dtype(np.float32), next="next_obs")}
     buffer = ReplayBuffer(8, schema, seed=0)
-    table = NonblockingTable(parts_of(buffer))
+    table = NonblockingTable(shared_table(buffer))
     stream = np.full(1, table.stream("s"))
     for flags in (0, r.FINAL | r.TRUNCATED | r.SHOWN):
         columns = [np.ones(1, np.float32)]

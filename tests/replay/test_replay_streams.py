@@ -75,7 +75,7 @@ def act(obs: Any) -> Any:
 
 def everything(buffer: ReplayBuffer, view: Transitions | None = None) -> dict[str, Any]:
     """All that can be drawn, once each."""
-    debug_state(buffer).table_sampler.read_plan(view, debug_state(buffer).state.sampler)
+    debug_state(buffer).state.read_plan(view, debug_state(buffer).state.sampler)
     table = debug_state(buffer).state.table
     source = buffer.source(view=view)
     reader = source.reader()

@@ -207,7 +207,9 @@ def test_a_table_that_cannot_show_sequences_says_why():
     with pytest.raises(errors.ConfigError, match="queue"):
         ReplayBuffer.queue(100, PLAIN, view=Sequences(4))
     few = ReplayBuffer(100, PLAIN, sampler=Uniform(replacement=False), view=Sequences(4))
-    with pytest.raises(errors.ConfigError, match="one for each step at most"):
+    with pytest.raises(
+        errors.ConfigError, match="200 items are asked for at once, and the table keeps 100"
+    ):
         few.sample(200)
     with pytest.raises(errors.ConfigError, match="min_size_to_sample=5"):
         ReplayBuffer(

@@ -47,7 +47,7 @@ def test_a_draw_that_does_not_find_its_items_ends_and_says_what_it_found(
         buffer.delete(range(left, 9))
         items, g = (table := debug_state(buffer).state.table).items, table.g
         items.count = g[r.COUNT] = 9
-        with pytest.raises(Broken, match=r"The counts of this table are wrong"):
+        with pytest.raises(Broken, match=r"the counts of this table are wrong"):
             buffer.sample(count, timeout_s=0)
 
 

@@ -13,7 +13,7 @@ from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base.row_format import CURSOR, TERMINATED, TRUNCATED
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
 
@@ -49,9 +49,8 @@ class Steps:
             self.table = Table(size * form.n_envs, form.schema())
         else:
             self.table, (self._newest, self.next_obs) = saved.table(), saved.extra
-        self._state = parts_of(self.table).state
-        drawing = parts_of(self.table).table_sampler
-        self._reader = drawing.reader(drawing.read_plan(None))
+        self._state = shared_table(self.table)
+        self._reader = self._state.reader(self._state.read_plan(None))
         self._rows = self._state.table.storage.layout.rows
         with self._state.lock:  # so that a run's first steps do not wait for it
             self._state.table.load_writing()

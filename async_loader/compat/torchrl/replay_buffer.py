@@ -23,7 +23,7 @@ from async_loader.compat.torchrl.samplers import Key, SamplerWithoutReplacement,
 from async_loader.errors import ConfigError, MissingExtra, NotEnoughData
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.validation import path_of
 
 _VALUE = "value"
@@ -193,7 +193,7 @@ class ReplayBuffer:
     @contextlib.contextmanager
     def _passes(self) -> Iterator[SamplerWithoutReplacement | None]:
         """Hold the sampler that draws in passes still, if there is one and steps."""
-        order, state = self.table.sampler, parts_of(self.table).state
+        order, state = self.table.sampler, shared_table(self.table)
         if not isinstance(order, SamplerWithoutReplacement) or not state.ready:
             yield None
             return
@@ -241,7 +241,7 @@ class ReplayBuffer:
 
     def _all_ids(self) -> Ids:
         """Return the ids of all steps that can be drawn, the oldest first."""
-        state = parts_of(self.table).state
+        state = shared_table(self.table)
         if not state.ready:
             return np.empty(0, np.int64)
         with state.lock:

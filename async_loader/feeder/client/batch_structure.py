@@ -13,16 +13,16 @@ import numpy.typing as npt
 
 from async_loader import tree
 from async_loader.errors import Malformed
-from async_loader.replay.hindsight_goals import (
+from async_loader.replay.hindsight_view import (
     ACHIEVED,
     EACH,
     GOAL,
     INFO,
     PREFIX,
     STEPS,
+    Hindsight,
     replace_returns,
 )
-from async_loader.replay.hindsight_view import Hindsight
 from async_loader.schema import END_FIELDS, Schema
 
 SERVER_BITS = 48

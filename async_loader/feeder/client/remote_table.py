@@ -16,7 +16,7 @@ from async_loader.feeder.wire import MOST_AHEAD, AboutReply, OpenReader, schema_
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.arguments import positive, whole_seed
-from async_loader.replay.checkpoint.settings import limiter_of
+from async_loader.replay.checkpoint.manifest import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table_methods import TableMethods

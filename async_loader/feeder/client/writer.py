@@ -231,7 +231,7 @@ class RemoteWriter:
         whole = dict(one_of(batch, fields, "batch"))
         names: Any = self._streams.own
         if stream is not None:
-            names = stream_names(stream, count_of(whole), self._streams.numbers)
+            names = stream_names(stream, count_of(whole))
         self._put_rows(whole, names, terminated, truncated, final_obs, priority, timeout_s)
 
     def _put_rows(

@@ -18,20 +18,21 @@ T = TypeVar("T")
 
 
 class BackgroundJobs:
-    """A thread for each job, the first of which runs.
+    """A thread for each job, the first of which runs; and calls of other threads, which the loop
+    makes when it comes round.
 
     Parameters
     ----------
     ring : callable
-        Wakes the loop. Called on the thread after each job.
+        Wakes the loop.
     """
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
         self._jobs: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
-        self._results: deque[Any] = deque()
+        self._calls: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
-        self._end = False
+        self._closed = False
 
     @property
     def busy(self) -> bool:
@@ -47,47 +48,35 @@ class BackgroundJobs:
             self._start()
 
     def _start(self) -> None:
-        work, _ = self._jobs[0]
+        work, done = self._jobs[0]
+
+        def run() -> None:
+            result: Any
+            try:
+                result = work()
+            except BaseException as error:  # sent to the client that asked
+                result = error
+            self._post(lambda: self._over(done, result))
+
         self._thread = threading.Thread(
-            target=self._run, args=(work,), name="async-loader-background-jobs", daemon=True
+            target=run, name="async-loader-background-jobs", daemon=True
         )
         self._thread.start()
 
-    def _run(self, work: Callable[[], Any]) -> None:
-        try:
-            result = work()
-        except BaseException as error:  # sent to the client that asked
-            result = error
-        self._results.append(result)
+    def _over(self, done: Callable[[Any], None], result: Any) -> None:
+        self._jobs.popleft()
+        if self._jobs and not self._closed:
+            self._start()
+        done(result)
+
+    def _post(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
         self._ring()
 
     def finish(self) -> None:
-        """Call ``done`` of a job that has ended, and begin the next. In the loop; cheap."""
-        while self._results:
-            _, done = self._jobs.popleft()
-            if self._jobs and not self._end:
-                self._start()
-            done(self._results.popleft())
-
-    def close(self, timeout_s: float) -> bool:
-        """Begin no other job; return whether the running one ended in time. May be called again."""
-        self._end = True
-        return self._thread is None or join(self._thread, timeout_s)
-
-
-class LoopCalls:
-    """Calls of other threads, which the loop makes when it comes round.
-
-    Parameters
-    ----------
-    ring : callable
-        Wakes the loop.
-    """
-
-    def __init__(self, ring: Callable[[], None]) -> None:
-        self._ring = ring
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._closed = False
+        """Make the calls that wait, of jobs that have ended too. In the loop; cheap."""
+        while self._calls:
+            self._calls.popleft()()
 
     def ask(self, call: Callable[[], T], timeout_s: float) -> T:
         """Return what ``call`` returns in the loop. Any thread but the loop's.
@@ -100,30 +89,24 @@ class LoopCalls:
             The loop did not come round: it is busy, or was not started.
         """
         asked: Future[T] = Future()
-        self._waiting.append((asked, call))
+
+        def answer() -> None:
+            if asked.set_running_or_notify_cancel():  # else its thread has given up
+                try:
+                    asked.set_result(call())
+                except Exception as error:  # for the thread that asked: the loop goes on
+                    asked.set_exception(error)
+
         if self._closed:
-            self.close()
-        self._ring()
+            raise Closed("the server has ended")
+        self._post(answer)
         try:
             return asked.result(timeout_s)
         except TimeoutError:
             asked.cancel()
             raise Timeout(f"the server's loop did not answer within {timeout_s:g} s") from None
 
-    def make(self) -> None:
-        """Make the calls that wait. In the loop; cheap."""
-        while self._waiting:
-            asked, call = self._waiting.popleft()
-            if not asked.set_running_or_notify_cancel():  # its thread has given up
-                continue
-            try:
-                if self._closed:
-                    raise Closed("the server has ended")
-                asked.set_result(call())
-            except Exception as error:  # for the thread that asked: the loop goes on
-                asked.set_exception(error)
-
-    def close(self) -> None:
-        """Refuse all calls, also later ones."""
+    def close(self, timeout_s: float) -> bool:
+        """Begin no other job; return whether the running one ended in time. May be called again."""
         self._closed = True
-        self.make()
+        return self._thread is None or join(self._thread, timeout_s)

@@ -19,21 +19,21 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 
-from async_loader.errors import Closed, ConfigError, Malformed
-from async_loader.feeder.plain_values import sampler_from
+from async_loader.errors import ConfigError, Malformed
+from async_loader.feeder.plain_values import sampler_from, view_from
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.dispatch import refused, too_late
-from async_loader.feeder.server.policy_lag import PolicyVersions
+from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.server.reader_state import (
     Column,
     OutgoingBatch,
     ReaderState,
     RequeuedRows,
     SendBuffer,
-    TableViews,
     schema_of_batches,
 )
 from async_loader.feeder.wire import (
@@ -46,10 +46,14 @@ from async_loader.feeder.wire import (
 )
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.source_sampler import NewestOf, nothing_published
+from async_loader.replay.views import View
 from async_loader.schema import Schema
 
 _log = logging.getLogger("async_loader")
 MOST_SAMPLERS = 16
+MOST_STEPS, MOST_VIEWS = 1024, 32
+"""Steps of an n-step return: an item exists only when that many steps have followed. Views are kept
+as long as their table; those of sequences take some memory for each row."""
 OTHERS = "others come first"
 Send = Callable[[ReaderState, Sequence[OutgoingBatch]], bool]
 
@@ -78,7 +82,7 @@ class BatchScheduler:
         self.name, self.table, self._limits = name, table, limits
         self._line: deque[ReaderState] = deque()
         self._readers: set[ReaderState] = set()
-        self.views = TableViews(name)
+        self.views: set[View | None] = set()  # that were used; the table keeps them
         self._returned = RequeuedRows()
         self._failed: list[tuple[ReaderState, Malformed]] = []
         self.draining = False
@@ -99,6 +103,19 @@ class BatchScheduler:
                 return 0
         return ahead
 
+    def view_of(self, plain: dict[str, Any] | None) -> View | None:
+        """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
+        if plain is None:
+            return None
+        view = view_from(plain)
+        if (n := getattr(view, "n_steps", 1)) > MOST_STEPS:
+            text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
+            raise ConfigError(f"n_steps={n}: {text}")
+        if view not in self.views and len(self.views) >= MOST_VIEWS:
+            text = f"readers of table {self.name!r} use {MOST_VIEWS} views, which is the limit"
+            raise Malformed(text, ErrorCode.LIMIT)
+        return view
+
     def open(
         self,
         session: int,
@@ -118,7 +135,7 @@ class BatchScheduler:
         Malformed
             TOO_LARGE, if a batch, or its schema, does not fit into a message; LIMIT.
         """
-        view, limits, batch_size = self.views.of(wanted.view), self._limits, wanted.batch_size
+        view, limits, batch_size = self.view_of(wanted.view), self._limits, wanted.batch_size
         itself = wanted.sampler is not None or wanted.max_lag is not None
         if itself and sum(one.samples_itself for one in self._readers) >= MOST_SAMPLERS:
             text = (  # each may need as much memory as the table's
@@ -156,14 +173,14 @@ class BatchScheduler:
         except BaseException:
             drawing.close()
             raise
-        self.views.use(view)
+        self.views.add(view)
         ahead = MOST_AHEAD if shared else limits.ahead(form.nbytes)
         send_buffer = (
             None if shared else SendBuffer(form, wanted.together, ahead, limits.message_bytes)
         )
         reader = ReaderState(
             session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
-            wanted.wait_s, itself, wanted.masses, PolicyVersions(drawing.schema),
+            wanted.wait_s, itself, wanted.masses, versions_in(drawing.schema),
         )  # fmt: skip
         self._readers.add(reader)
         return reader
@@ -289,13 +306,13 @@ class BatchScheduler:
         """
         try:
             return self._next(reader, may_draw)
-        except (ConfigError, Closed) as error:
-            code = ErrorCode.UNSUPPORTED if reader.wait_s is None else refused(error).code
-            self._give_up(reader, Malformed(str(error), code))
         except Exception as error:  # of one reader: it must end neither the others nor the loop
-            _log.exception("a batch of table %r could not be drawn", self.name)
-            text = f"{type(error).__name__}: {error}; the server's log has more"
-            self._give_up(reader, Malformed(text, ErrorCode.UNSUPPORTED))
+            refusal = refused(error)
+            if refusal is None:
+                _log.exception("a batch of table %r could not be drawn", self.name)
+                text = f"{type(error).__name__}: {error}; the server's log has more"
+                refusal = Malformed(text, ErrorCode.UNSUPPORTED)
+            self._give_up(reader, refusal)
         return None
 
     def _give_up(self, reader: ReaderState, error: Malformed) -> None:
@@ -358,7 +375,7 @@ class BatchScheduler:
         if not count:
             return None
         columns = drawing.arrays(count)
-        self.given = reader.versions.oldest(columns)
+        self.given = {name: int(columns[i].min()) for name, i in reader.versions.items()}
         return [*columns, self.table.take_seen(columns[drawing.index_place])]
 
     def refusals(self, now: float, rests: bool) -> list[tuple[ReaderState, Malformed]]:
@@ -378,16 +395,13 @@ class BatchScheduler:
 
     def _overdue(self, reader: ReaderState, now: float, rests: bool) -> Malformed | None:
         over, wait_s = reader.left_s(now) == 0.0, reader.wait_s
-        if wait_s is None:
-            why = self._why_not(reader) if over and not rests else None
-            late = over and not rests
-            return Malformed(why or OTHERS, ErrorCode.TIMEOUT) if late else None
-        at_once = wait_s < 0 and not rests and not self.table.limited
+        at_once = wait_s is not None and wait_s < 0 and not rests and not self.table.limited
         if not over and not at_once:
             return None
         why = "the table is being loaded" if rests else self._why_not(reader)
         if over:
-            return too_late(wait_s, why or OTHERS)
+            why = why or OTHERS
+            return Malformed(why, ErrorCode.TIMEOUT) if wait_s is None else too_late(wait_s, why)
         return None if why is None else refused(reader.drawing.nothing(reader.batch_size))
 
     def _why_not(self, reader: ReaderState) -> str | None:
@@ -396,10 +410,10 @@ class BatchScheduler:
         except Exception as error:
             return str(error)
 
-    def left_s(self, now: float, rests: bool) -> float | None:
+    def left_s(self, now: float) -> float | None:
         """Return the seconds until a reader is overdue."""
-        waiting = [one for one in self._line if one.wait_s is not None or not rests]
-        return min((left for one in waiting if (left := one.left_s(now)) is not None), default=None)
+        left = (one.left_s(now) for one in self._line)
+        return min((one for one in left if one is not None), default=None)
 
     @property
     def has_credit(self) -> bool:
@@ -422,17 +436,8 @@ class BatchScheduler:
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return which readers wait, why, and since when on the server's clock."""
-        groups: dict[tuple[int, str], list[tuple[int, float]]] = {}
-        for one in self._line:
-            if one.hungry_since is not None and (reason := self._why_not(one)) is not None:
-                groups.setdefault((one.batch_size, reason), []).append(
-                    (one.number, one.hungry_since)
-                )
         return [
-            (
-                f"{f'reader {some[0][0]}' if len(some) == 1 else f'{len(some)} readers'} to sample "
-                f"{rows}: {reason}",
-                min(since for _, since in some),
-            )
-            for (rows, reason), some in groups.items()
+            (f"reader {one.number} to sample {one.batch_size}: {reason}", one.hungry_since)
+            for one in self._line
+            if one.hungry_since is not None and (reason := self._why_not(one)) is not None
         ]

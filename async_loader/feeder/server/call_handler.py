@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from async_loader import tree
-from async_loader.errors import AsyncLoaderError, Malformed
+from async_loader.errors import Malformed
 from async_loader.feeder.plain_values import sampler_said
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.dispatch import Dispatcher, refused
+from async_loader.feeder.server.dispatch import Dispatcher, Handler
 from async_loader.feeder.server.periodic_saves import Folders
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
@@ -40,10 +40,11 @@ from async_loader.feeder.wire import (
     spec_of,
     tensors_of,
 )
-from async_loader.replay.checkpoint.settings import limiter_json
+from async_loader.replay.checkpoint.manifest import limiter_json
 from async_loader.replay.views import Sequences
 from async_loader.schema import Field, Schema
 
+_Call = Callable[[Session, Message, TableEntry, Any], Message | None]
 _MOST_WAITING = 8
 """Of those that wait, which ABOUT_REPLY names."""
 
@@ -57,6 +58,8 @@ class CallHandler:
     dispatcher : Dispatcher
     jobs : BackgroundJobs
     folders : Folders
+    loaded : callable
+        Called with a table that was loaded.
     """
 
     def __init__(
@@ -65,33 +68,35 @@ class CallHandler:
         dispatcher: Dispatcher,
         jobs: BackgroundJobs,
         folders: Folders,
+        loaded: Callable[[TableEntry], None],
     ) -> None:
-        self._server_state, self._dispatcher, self._jobs, self._folders = (
-            server_state,
-            dispatcher,
-            jobs,
-            folders,
-        )
-        self.fault = dispatcher.fault
-        self.loaded: Callable[[TableEntry], None] = lambda table: None
-        self._answers: dict[Type, Callable[[Session, Message, TableEntry, Any], Message | None]] = {
-            Type.ABOUT: self._about,
-            Type.CLEAR: self._clear,
-            Type.SAVE: self._save,
-            Type.LOAD: self._load,
-            Type.GET: self._get,
-            **dict.fromkeys((Type.UPDATE, Type.DELETE, Type.PRIORITIZE), self._change),
+        self._server_state, self._dispatcher = server_state, dispatcher
+        self._jobs, self._folders, self._loaded = jobs, folders, loaded
+        calls: dict[Plane, dict[Type, _Call]] = {
+            Plane.CONTROL: {
+                Type.ABOUT: self._about,
+                Type.CLEAR: self._clear,
+                Type.SAVE: self._save,
+                Type.LOAD: self._load,
+            },
+            Plane.PULL: {
+                Type.GET: self._get,
+                **dict.fromkeys((Type.UPDATE, Type.DELETE, Type.PRIORITIZE), self._change),
+            },
         }
+        for plane, some in calls.items():
+            dispatcher.handlers[plane] |= {type_: self._of(call) for type_, call in some.items()}
 
-    def answer(self, session: Session, message: Message, body: OfTable) -> Message | None:
-        """Return the answer; ``None``: later. Raises Malformed if the call cannot be done."""
-        table = self._server_state.table(body.table)
-        if table.table.closed:
-            raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
-        try:
-            return self._answers[message.type](session, message, table, body)
-        except (AsyncLoaderError, OSError) as error:
-            raise refused(error) from error
+    def _of(self, call: _Call) -> Handler:
+        """Return what answers a call of a table that is open."""
+
+        def answer(session: Session, message: Message, body: OfTable) -> Message | None:
+            table = self._server_state.table(body.table)
+            if table.table.closed:
+                raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
+            return call(session, message, table, body)
+
+        return answer
 
     # -- what a table is -------------------------------------------------------------------------
 
@@ -116,12 +121,12 @@ class CallHandler:
     # -- by id -----------------------------------------------------------------------------------
 
     def _get(self, session: Session, message: Message, table: TableEntry, body: Get) -> Message:
-        view, ids = table.scheduler.views.of(body.view), _ids(message)
+        view, ids = table.scheduler.view_of(body.view), _ids(message)
         if table.table.schema is not None:  # before they are read: one id may be named many times
             there = table.table.count_there(ids)
             self._check_size(BatchForm.of(table.table.shown(view), max(1, there)), there)
         batch = table.buffer.get(ids, view=view)
-        table.scheduler.views.use(view)
+        table.scheduler.views.add(view)
         structure = tree.structure_of(batch)
         columns = [np.ascontiguousarray(one) for one in tree.leaves(batch, structure)]
         rows = len(columns[0])
@@ -177,12 +182,12 @@ class CallHandler:
 
         def over(result: Done | BaseException) -> None:
             table.rests = False
-            self.loaded(table)
+            self._loaded(table)
             if not isinstance(result, BaseException):
                 try:
                     self._begin_anew(table)
                 except Exception as error:  # it is called by the loop, which goes on
-                    result = self.fault(message.type.name, error)
+                    result = error
             self._over(session, message, result)
 
         def work() -> Done:
@@ -214,11 +219,7 @@ class CallHandler:
         if self._server_state.sessions.get(session.number) is not session:
             return
         if isinstance(result, BaseException):
-            try:
-                error = refused(result)
-            except BaseException as fault:
-                error = Malformed(f"{type(fault).__name__}: {fault}", ErrorCode.INTERNAL)
-            result = Error.of_malformed(error)
+            result = Error.of_malformed(self._dispatcher.refusal(message.type.name, result))
         self._dispatcher.answer(session, Plane.CONTROL, message.reply(result))
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.server.dispatch import Dispatcher, refused, too_late
+from async_loader.errors import Malformed
+from async_loader.feeder.server.dispatch import Dispatcher, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState
-from async_loader.feeder.server.weights import WeightsReceipt
 from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
@@ -49,7 +48,7 @@ class PendingReply:
     Attributes
     ----------
     what : hashable
-        News of this may bring the answer.
+        What it waits for, in STATUS.
     message : Message
         The request.
     answer : callable
@@ -66,12 +65,14 @@ class PendingReply:
 
 
 class PendingReplies:
-    """Requests that are tried again when there is news, and when their time is over; else O(1)."""
+    """Requests that are tried at the end of their round, when there is news, and when their time is
+    over.
+    """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._waits: dict[Hashable, PendingReply] = {}
-        self._news: set[Hashable] = set()
+        self._news = False
         self.due: float | None = None
         """No request's time is over before."""
 
@@ -84,35 +85,28 @@ class PendingReplies:
             raise Malformed(
                 f"{_MOST} requests wait here, which is the limit: ask later", ErrorCode.LIMIT
             )
-        self._waits[key] = wait
-        self._news.add(wait.what)
-        if wait.until is not None:
-            self.due = wait.until if self.due is None else min(self.due, wait.until)
+        self._waits[key], self._news = wait, True
 
     def drop(self, key: Hashable) -> None:
         """Forget a request, if there is one."""
         self._waits.pop(key, None)
 
-    def news(self, what: Hashable) -> None:
-        """Note that ``what`` has changed."""
-        if self._waits:
-            self._news.add(what)
+    def news(self, what: object = None) -> None:
+        """Note that something has changed that requests may wait for."""
+        self._news = True
 
     def forget(self, session: Session) -> None:
         """Forget the requests of a session that ended."""
-        for key, one in list(self._waits.items()):
-            if one.session is session:
-                del self._waits[key]
+        self._waits = {key: one for key, one in self._waits.items() if one.session is not session}
 
     def send(self, now: float, end: bool = False) -> None:
         """Send the answers that are due; at the ``end`` all, as if their time were over."""
-        due = end or (self.due is not None and now >= self.due)
-        if not due and not self._news:
+        if not end and not self._news and (self.due is None or now < self.due):
             return
-        news, self._news = self._news, set()
+        self._news = False
         for key, one in list(self._waits.items()):
             over = end or (one.until is not None and one.until <= now)
-            answer = self._answer(one, over) if over or one.what in news else None
+            answer = self._answer(one, over)
             if answer is not None:
                 del self._waits[key]
                 self._dispatcher.answer(one.session, Plane.CONTROL, answer)
@@ -184,7 +178,7 @@ class ControlHandler:
     def end_sessions(self, place_needed: bool = False) -> None:
         """End the sessions that are over."""
         for session in self._server_state.sessions.over(place_needed):
-            self._server_state.counters.ended[session.end.value] += 1
+            self._server_state.ended[session.end] += 1
             self.leave(session)
 
     def leave(self, session: Session) -> None:
@@ -215,7 +209,7 @@ class ControlHandler:
         queue = served.insert_queue
         writer, resumed = queue.open(session.number, number, body.producer, schema)
         session.writers[number] = writer
-        self.waits.news(served)
+        self.waits.news()
         assert served.table.schema is not None
         reply = Writer(
             schema=spec_of(served.table.schema),
@@ -238,9 +232,7 @@ class ControlHandler:
 
     # -- readers -----------------------------------------------------------------------------------
 
-    def _open_reader(
-        self, session: Session, message: Message, wanted: OpenReader
-    ) -> Message | None:
+    def _open_reader(self, session: Session, message: Message, wanted: OpenReader) -> None:
         """Open a reader. The answer waits for the table's schema: learners often come first."""
         self._check_stays()
         served, clock = self._server_state.table(wanted.table), self._server_state.clock
@@ -259,7 +251,7 @@ class ControlHandler:
                 self._end_reader(session, message.number)
                 return self._reader(session, message, wanted)
             if wait_s is not None and wait_s < 0 and not served.rests and not served.table.limited:
-                raise refused(served.table.nothing(wanted.batch_size))
+                raise served.table.nothing(wanted.batch_size)
             if not over:
                 return None
             text = f"table {wanted.table!r} has no schema yet: the first writer brings it"
@@ -268,26 +260,13 @@ class ControlHandler:
             empty = "no step has been added yet"
             raise too_late(wait_s, "the table is being loaded" if served.rests else empty)
 
-        now = answer(False)
-        if now is None:
-            self.waits.add(key, PendingReply(session, served, message, answer, until))
-        return now
+        self.waits.add(key, PendingReply(session, served, message, answer, until))
 
     def _reader(self, session: Session, message: Message, wanted: OpenReader) -> Message:
         scheduler = self._server_state.table(wanted.table).scheduler
         shared = wanted.transport == "shm" and self._server_state.memory is not None
-        try:
-            reader = scheduler.open(
-                session.number,
-                message.number,
-                wanted,
-                shared,
-                self._server_state.weights.newest_version,
-            )
-        except AsyncLoaderError as error:
-            if wanted.wait_s is None:
-                raise
-            raise refused(error) from error  # in the words of the call
+        newest = self._server_state.weights.newest_version
+        reader = scheduler.open(session.number, message.number, wanted, shared, newest)
         session.readers[message.number] = reader
         transport: Literal["tcp", "shm"] = "shm" if shared else "tcp"
         reply = Reader(
@@ -318,17 +297,15 @@ class ControlHandler:
     def _publish(self, session: Session, message: Message, part: Publish) -> Message:
         state, weights = self._server_state, self._server_state.weights
         taken = weights.publish(session.number, session.hello.client, part, message.data)
-        if taken is WeightsReceipt.NEWEST:
-            self.waits.news(part.name)
-            state.published.add(part.name, part.version, state.clock())
+        if taken:
+            self.waits.news()
+            state.published[part.name] = state.clock()
             for table in state.tables.values():
                 table.scheduler.published(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
-        return message.reply(
-            Published(newest=taken is not WeightsReceipt.STALE, version=version, run=run)
-        )
+        return message.reply(Published(newest=taken is not None, version=version, run=run))
 
-    def _latest(self, session: Session, message: Message, wanted: Latest) -> Message | None:
+    def _latest(self, session: Session, message: Message, wanted: Latest) -> None:
         state, timeout_s = self._server_state, wanted.timeout_s
 
         def answer(over: bool) -> Message | None:
@@ -337,11 +314,8 @@ class ControlHandler:
                 return message.reply(found[0], data=found[1])
             return message.reply(state.weights.nothing(wanted)) if over else None
 
-        now = answer(timeout_s is None)
-        if now is None:
-            until = state.clock() + (timeout_s or 0.0)
-            self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
-        return now
+        until = state.clock() + (timeout_s or 0.0)
+        self.waits.add(object(), PendingReply(session, wanted.name, message, answer, until))
 
     # -- status and the end ------------------------------------------------------------------------
 

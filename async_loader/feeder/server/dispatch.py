@@ -9,7 +9,9 @@ and sent again; messages that need a table are kept, of whichever table, and han
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 from async_loader.errors import (
@@ -22,7 +24,6 @@ from async_loader.errors import (
     SchemaError,
     Timeout,
 )
-from async_loader.feeder.server.counters import Counters
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.sockets import ServerSockets
@@ -60,17 +61,15 @@ _CODES: tuple[tuple[type[BaseException], ErrorCode], ...] = (
 )
 
 
-def refused(error: BaseException) -> Malformed:
-    """Return the ERROR of an exception, with its text. Raises errors of this package itself."""
+def refused(error: BaseException) -> Malformed | None:
+    """Return the ERROR of an exception, with its text; ``None`` for one of this package's code."""
     if isinstance(error, Malformed):
         return error
-    for kind, code in _CODES:
-        if isinstance(error, kind):
-            number = error.errno if isinstance(error, OSError) and code is ErrorCode.FILES else None
-            return Malformed(
-                str(error), code, error.there if isinstance(error, NotEnoughData) else number
-            )
-    raise error
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is None:
+        return None
+    number = error.errno if code is ErrorCode.FILES else getattr(error, "there", None)  # type: ignore[attr-defined]
+    return Malformed(str(error), code, number)
 
 
 def too_late(wait_s: float, why: str) -> Malformed:
@@ -87,7 +86,8 @@ class Dispatcher:
     sockets : ServerSockets
     sessions : Sessions
     limits : Limits
-    counters : Counters
+    counters : Counter of str
+        Of messages and bytes by plane, of refusals, and of ``faults``, which are errors here.
     resting : callable
         Returns whether a table is being loaded.
 
@@ -106,7 +106,7 @@ class Dispatcher:
         sockets: ServerSockets,
         sessions: Sessions,
         limits: Limits,
-        counters: Counters,
+        counters: Counter[str],
         resting: Callable[[], bool],
     ) -> None:
         self._sockets, self._sessions, self._limits = sockets, sessions, limits
@@ -119,6 +119,12 @@ class Dispatcher:
             for plane in Plane
         }
         self._kept: list[tuple[Plane, Session, Message]] = []
+        self._names = {
+            (plane, way): (f"messages_{plane.value}_{way}", f"bytes_{plane.value}_{way}")
+            for plane in Plane
+            for way in ("in", "out")
+        }
+        counters.update(dict.fromkeys(("faults", *chain(*self._names.values())), 0))
 
     def receive(self, plane: Plane, most: int, most_bytes: int) -> bool:
         """Handle up to ``most`` messages and ``most_bytes``; return whether there were no more."""
@@ -127,7 +133,7 @@ class Dispatcher:
             count += 1
             size = sum(map(len, frames))
             nbytes += size
-            self._counters.passed(plane, "in", size)
+            self._passed(plane, "in", size)
             try:
                 message = decode(frames, self._limits)
             except Malformed as error:
@@ -186,23 +192,29 @@ class Dispatcher:
             return None
         return handler(session, message, message.body)
 
-    def refusal(self, what: str, error: Exception) -> Malformed:
-        """Return the ERROR of what was raised while ``what`` was answered."""
-        if isinstance(error, Malformed):
-            return error
-        if isinstance(error, AsyncLoaderError):  # e.g. a schema that no table can have
-            return Malformed(str(error), ErrorCode.UNSUPPORTED)
-        return self.fault(what, error)
+    def refusal(self, what: str, error: BaseException) -> Malformed:
+        """Return the ERROR of what was raised while ``what`` was answered.
 
-    def fault(self, what: str, error: Exception) -> Malformed:
-        """Count and log an unexpected exception while ``what`` was answered; return its ERROR."""
-        self._counters.faults += 1
+        An unexpected exception is counted and logged.
+        """
+        known = refused(error)
+        if known is not None:
+            return known
+        self._counters["faults"] += 1
         log.error("the feeder could not answer %s", what, exc_info=error)
         text = f"{type(error).__name__}: {error}; the server's log has more"
         return Malformed(text, ErrorCode.INTERNAL)
 
+    def _passed(self, plane: Plane, way: str, nbytes: int) -> None:
+        messages, size = self._names[plane, way]
+        self._counters[messages] += 1
+        self._counters[size] += nbytes
+
+    def _refused(self, error: Malformed) -> None:
+        self._counters[f"refused_{ErrorCode(error.code).name.lower()}"] += 1
+
     def _refuse(self, plane: Plane, route: PeerConnection, error: Malformed) -> None:
-        self._counters.refused(error.code)
+        self._refused(error)
         answer = refuse(error)
         if answer is not None:
             self._send(plane, route, answer, is_answer=True)
@@ -221,7 +233,7 @@ class Dispatcher:
             self._send(plane, route, reply, is_answer=True)
         except Exception as error:
             refusal = self.refusal(reply.type.name, error)
-            self._counters.refused(refusal.code)
+            self._refused(refusal)
             self._send(plane, route, reply.reply(Error.of_malformed(refusal)), is_answer=True)
 
     def _send(
@@ -233,7 +245,7 @@ class Dispatcher:
         )
         if not self._sockets.send(plane, route, frames, nbytes, is_answer):
             return False
-        self._counters.passed(plane, "out", nbytes)
+        self._passed(plane, "out", nbytes)
         return True
 
     def tell(
@@ -255,5 +267,5 @@ class Dispatcher:
         self, session: Session, plane: Plane, number: int, sequence: int, error: Malformed
     ) -> None:
         """Send an ERROR that is not an answer."""
-        self._counters.refused(error.code)
+        self._refused(error)
         self.tell(session, plane, number, sequence, Error.of_malformed(error))

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from async_loader.errors import Closed
-from async_loader.feeder.curve_keys import CurveAuthenticator
 from async_loader.feeder.server.acceptor import Bind
-from async_loader.feeder.server.background_jobs import BackgroundJobs, LoopCalls
+from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.call_handler import CallHandler
 from async_loader.feeder.server.control_handler import ControlHandler
 from async_loader.feeder.server.dispatch import Dispatcher
@@ -27,7 +26,7 @@ from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.settings import ServiceSettings
-from async_loader.feeder.wire import VERSION, Plane, Type, Welcome
+from async_loader.feeder.wire import VERSION, Plane, Welcome
 from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
@@ -39,10 +38,6 @@ _log = logging.getLogger("async_loader.feeder")
 # Messages of each plane in one round, and their bytes: a heartbeat waits no longer than that.
 _BUDGET = {Plane.CONTROL: (256, 64 << 20), Plane.INSERT: (64, 8 << 20), Plane.PULL: (256, 8 << 20)}
 _LINKS, _MORE_LINKS = 3, 512  # connections of a session; connections without one
-_CALLS = {
-    Plane.CONTROL: (Type.ABOUT, Type.CLEAR, Type.SAVE, Type.LOAD),
-    Plane.PULL: (Type.GET, Type.UPDATE, Type.DELETE, Type.PRIORITIZE),
-}
 _LOOK_S = 1.0  # between looks for sessions that are over
 
 
@@ -64,8 +59,8 @@ class Server:
         Where clients may save tables to, and load them from.
     saves : PeriodicSaves, optional
         Of the tables; closed by the server.
-    authenticator : CurveAuthenticator, optional
-        Decides which keys may connect; by default there are no keys.
+    mechanism : callable, optional
+        Makes the ZMTP mechanism of a connection; by default one without keys.
     clock : callable
         Monotonic seconds.
 
@@ -86,7 +81,7 @@ class Server:
         memory: str | None = None,
         checkpoints: Folders | None = None,
         saves: PeriodicSaves | None = None,
-        authenticator: CurveAuthenticator | None = None,
+        mechanism: Callable[[], Null] = Null,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not is_kept():
@@ -96,14 +91,13 @@ class Server:
         self._server_state = server_state = ServerState.of(tables, settings, clock)
         limits, sessions = server_state.limits, server_state.sessions
         most = _LINKS * settings.limits.sessions + _MORE_LINKS
-        mechanism = Null if authenticator is None else authenticator.mechanism
         self._sockets = ServerSockets(endpoints, limits, bind, mechanism, most, clock)
         self._sockets.needed = sessions.routes
         self._memory: Listener | None = None
         try:
             if memory is not None:
                 self._memory = Listener(memory, server_state.take_memory)
-                self._sockets.watch(self._memory.fileno())
+                self._sockets.watch(self._memory.fileno(), accepts=True)
         except BaseException:
             self._sockets.close()
             raise
@@ -112,18 +106,19 @@ class Server:
         self._dispatcher = Dispatcher(
             self._sockets, sessions, limits, self.counters, lambda: server_state.rests
         )
-        self._jobs, self._loop_calls = BackgroundJobs(self._ring), LoopCalls(self._ring)
-        self._calls = CallHandler(
-            server_state, self._dispatcher, self._jobs, checkpoints or Folders(None)
-        )
-        for plane, types in _CALLS.items():
-            self._dispatcher.handlers[plane] |= dict.fromkeys(types, self._calls.answer)
+        self._jobs = BackgroundJobs(self._ring)
         self._saves = PeriodicSaves() if saves is None else saves
         self._saves.begin(server_state.tables, self._jobs)
         self._control_handler = ControlHandler(
             server_state, self._dispatcher, self._welcome, self.status
         )
-        self._calls.loaded = self._control_handler.waits.news
+        CallHandler(
+            server_state,
+            self._dispatcher,
+            self._jobs,
+            checkpoints or Folders(None),
+            self._control_handler.waits.news,
+        )
         self._insert_handler = InsertHandler(server_state, self._dispatcher)
         self._pull_handler = PullHandler(server_state, self._dispatcher)
         self._bell = EventFd()
@@ -178,8 +173,8 @@ class Server:
         for what in self._sockets.wait(self._left_s()):
             if what == self._bell.fileno():
                 self._bell.clear()
-            elif self._memory is not None:
-                self._memory.handle()
+            elif self._memory is not None and not self._memory.handle():
+                self._sockets.rest()
 
     def _left_s(self) -> float | None:
         """Return the seconds until something is due, whether messages come or not."""
@@ -190,11 +185,7 @@ class Server:
         if len(state.sessions):
             moments.append(self._look_at)
         left = [max(0.0, one - now) for one in moments if one is not None]
-        others = [
-            table.scheduler.left_s(now, table.rests)
-            for table in state.tables.values()
-            if table.scheduler.has_credit
-        ]
+        others = [table.scheduler.left_s(now) for table in state.tables.values()]
         others.append(saves.left_s())
         if self._ending is not None and not saves.ending:
             others.append(self._ending.left())
@@ -206,7 +197,6 @@ class Server:
         self._more = False
         self._jobs.finish()
         self._saves.step()
-        self._loop_calls.make()
         dispatcher.receive(Plane.INSERT, *_BUDGET[Plane.INSERT])
         dispatcher.handle_kept()
         dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL])
@@ -215,16 +205,17 @@ class Server:
                 self._end_table(table)
             elif not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
                 self._more |= self._pull_handler.flow(table)
-            if table.totals.due:
-                table.totals.of(table.counts())
         self._saves.note()
         self._insert_handler.tell()
         self._pull_handler.complain()
-        control.waits.send(self._clock())
+        now = self._clock()
+        control.waits.send(now)
         # After a pause of this process, all waiting messages come first.
-        if heard_all and (self._sockets.parted or self._clock() >= self._look_at):
-            self._sockets.parted, self._look_at = False, self._clock() + _LOOK_S
+        if heard_all and (self._sockets.parted or now >= self._look_at):
+            self._sockets.parted, self._look_at = False, now + _LOOK_S
             control.end_sessions()
+            for one in (*self._server_state.tables.values(), *self._server_state.sessions):
+                one.rates.note(now)
 
     def _end_table(self, table: TableEntry) -> None:
         """The table was closed by its owner: fail all pending requests for it."""
@@ -268,7 +259,6 @@ class Server:
             return
         self._closed = True
         self.unsaved = self._saves.end_job(self._settings.drain_s)
-        self._loop_calls.close()
         try:
             self._send_ends("the server was shut down")
         finally:
@@ -327,8 +317,8 @@ class Server:
         )
 
     def ask_status(self, timeout_s: float) -> dict[str, Any]:
-        """Return the status, made by the loop. Other threads only: see `LoopCalls.ask`."""
-        return self._loop_calls.ask(self.status, timeout_s)
+        """Return the status, made by the loop. Other threads only: see `BackgroundJobs.ask`."""
+        return self._jobs.ask(self.status, timeout_s)
 
     def status(self) -> dict[str, Any]:
         """Return the answer to STATUS."""

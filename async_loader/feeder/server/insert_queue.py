@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
 from async_loader.feeder.server.counters import BlockedTime
-from async_loader.feeder.server.policy_lag import PolicyVersions, Publications, ReceivedLags
+from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.wire import (
     FINAL,
     STREAMS,
@@ -77,7 +77,7 @@ class Producer:
     skip : int
         Rows of its next insert that are in the table, as a checkpoint has them.
     versions : dict of str to int
-        Newest weights that its steps were made with; see `PolicyVersions`.
+        Newest weights that its steps were made with.
     streams : int64 array
         The table's number of each of its streams.
     session, number : int
@@ -157,8 +157,6 @@ class InsertQueue:
     table : NonblockingTable
     window_bytes, window_rows : int
         What a producer may have waiting; one insert may be larger.
-    published : Publications, optional
-        Which the steps' versions are compared with.
 
     Attributes
     ----------
@@ -170,8 +168,6 @@ class InsertQueue:
         Producers whose applied inserts are not acknowledged. `InsertHandler` clears it.
     blocked_time : BlockedTime
         When inserts waited for the table. `PullHandler` notes it.
-    lags : ReceivedLags
-        Of the received steps.
     """
 
     def __init__(
@@ -180,12 +176,11 @@ class InsertQueue:
         table: NonblockingTable,
         window_bytes: int,
         window_rows: int,
-        published: Publications | None = None,
     ) -> None:
         self.name, self.table = name, table
         self._window_bytes, self._window_rows = window_bytes, window_rows
         self._layout: RowLayout | None = None
-        self._made_by: PolicyVersions | None = None
+        self._versions: dict[str, int] = {}
         self._producers: dict[bytes, Producer] = {}
         self._left: dict[bytes, None] = {}  # in the order in which their writers left
         self._open: dict[Producer, None] = {}
@@ -195,7 +190,6 @@ class InsertQueue:
         self._taken = 0  # rows of all kinds
         self.rests = False
         self.blocked_time = BlockedTime()
-        self.lags = ReceivedLags(published or Publications())
 
     @property
     def layout(self) -> RowLayout:
@@ -203,6 +197,7 @@ class InsertQueue:
         if self._layout is None:
             assert self.table.schema is not None
             self._layout = RowLayout.of(self.table.schema)
+            self._versions = versions_in(self.table.schema)
         return self._layout
 
     # -- writers -----------------------------------------------------------------------------------
@@ -323,8 +318,9 @@ class InsertQueue:
             )
             raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps, count = self._read(writer, body, schema, seen)
-        done, writer.skip = min(writer.skip, len(steps)), 0
+        done = min(writer.skip, len(steps))
         writer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
+        writer.skip = 0  # after: a save reads `positions` at any time
         writer.queued_bytes += nbytes
         writer.queued_rows += len(steps)
         writer.received += 1
@@ -354,11 +350,9 @@ class InsertQueue:
         except (SchemaError, ConfigError) as error:
             raise Malformed(str(error)) from None
         streams, count = producer.table_streams(rows.streams), _steps(flags)
-        if self._made_by is None:
-            assert self.table.schema is not None
-            self._made_by = PolicyVersions(self.table.schema)
-        for policy, version in self._made_by.note(rows.columns, producer.versions):
-            self.lags.add(policy, version, count)
+        for name, i in self._versions.items():  # final observations have 0
+            newest = max(producer.versions.get(name, 0), int(rows.columns[i].max()))
+            producer.versions[name] = newest
         return Incoming(streams, flags, priorities, rows.columns, seen), count
 
     def _advance_one(self, producer: Producer) -> bool:
@@ -441,15 +435,11 @@ class InsertQueue:
     def waiting(self) -> list[tuple[str, float]]:
         """Return which producers wait, why, and since when on the server's clock."""
         reason = self.table.why_not_insert() if self._blocked else None
-        if not reason:
-            return []
-        count, first = len(self._blocked), self._blocked[0].key.hex()[:8]
-        who = (
-            f"producer {first}"
-            if count == 1
-            else f"{count} producers (producer {first} and others)"
-        )
-        return [(f"{who} to insert: {reason}", min(one.queue[0].since for one in self._blocked))]
+        return [
+            (f"producer {one.key.hex()[:8]} to insert: {reason}", one.queue[0].since)
+            for one in self._blocked
+            if reason
+        ]
 
 
 def _steps(flags: Any) -> int:

@@ -36,7 +36,7 @@ from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import Position
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
-from async_loader.replay.buffer import ReplayBuffer, parts_of, saver_of
+from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
 from async_loader.replay.checkpoint import SaveReport
 from async_loader.validation import path_of
 
@@ -95,14 +95,8 @@ class Folders:
 
 
 def _as_file(name: str) -> str:
-    """Return a table's name as a file name: unique, and short enough."""
-    quoted = quote(name, safe=" ()[]{}@+,=")
-    quoted = quoted.replace(".", "%2E") if quoted.startswith(".") else quoted
-    if len(quoted) <= 200:
-        return quoted
-    import hashlib
-
-    return f"{quoted[:150]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    """Return a table's name as a file name. A very long one is too long for the system."""
+    return quote(name, safe=" ()[]{}@+,=").replace(".", "%2E")
 
 
 _log = logging.getLogger("async_loader.feeder")
@@ -268,7 +262,7 @@ class TableSaves:
 
     @property
     def _steps_had(self) -> int:
-        return parts_of(self.buffer).state.steps_had
+        return shared_table(self.buffer).steps_had
 
     def _counts(self) -> tuple[int, ...]:
         stats = self.buffer.stats()

@@ -6,149 +6,40 @@ A step names its weights by an integer field: ``policy_version`` for weights tha
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Mapping
 
 from async_loader.schema import Schema
 
 SUFFIX = "_version"
-_REMEMBERED = 4096
-LAG_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64)
-"""Upper bounds of the histogram's buckets, in versions."""
 
 
-class Publications:
-    """When each version of weights was published; the last some thousand are kept."""
-
-    def __init__(self) -> None:
-        self._at: dict[str, OrderedDict[int, float]] = {}
-
-    def add(self, name: str, version: int, now: float) -> None:
-        """Add the newest version. One that is not above the last begins a new run."""
-        at = self._at.setdefault(name, OrderedDict())
-        if at and version <= next(reversed(at)):
-            at.clear()
-        at[version] = now
-        if len(at) > _REMEMBERED:
-            at.popitem(last=False)
-
-    def newest(self, name: str) -> int | None:
-        """Return the newest version; ``None`` if nothing was published."""
-        at = self._at.get(name)
-        return next(reversed(at)) if at else None
-
-    def ages(self, now: float) -> dict[str, float]:
-        """Return the seconds since the newest version of each name."""
-        return {name: now - next(reversed(at.values())) for name, at in self._at.items()}
-
-    def behind(self, name: str, version: int) -> tuple[int, float] | None:
-        """Return how far a version is behind the newest: difference of numbers, and seconds.
-
-        For a forgotten version the seconds are a lower bound. ``None`` if nothing was published.
-        """
-        at = self._at.get(name)
-        if not at:
-            return None
-        newest = next(reversed(at))
-        since = at.get(version)
-        if since is None:  # forgotten, or never published here
-            since = next((moment for known, moment in at.items() if known > version), at[newest])
-        return max(0, newest - version), at[newest] - since
-
-
-class PolicyVersions:
-    """Finds the versions in the steps of one schema."""
-
-    def __init__(self, schema: Schema) -> None:
-        self._fields = [
-            (i, field.name.removesuffix(SUFFIX))
-            for i, field in enumerate(schema.fields)
-            if field.name.endswith(SUFFIX)
-            and field.name != SUFFIX
-            and not field.shape
-            and field.dtype.kind in "iu"
-        ]
-
-    def oldest(self, columns: Sequence[npt.NDArray[Any]]) -> dict[str, int]:
-        """Return the oldest version of each weights in these steps, which have no other rows."""
-        return {name: int(np.min(columns[i])) for i, name in self._fields}
-
-    def note(
-        self, columns: Sequence[npt.NDArray[Any]], newest: dict[str, int]
-    ) -> list[tuple[str, int]]:
-        """Update ``newest`` with the versions in these steps; return the newest of these steps.
-
-        Final observations have 0.
-        """
-        found = []
-        for i, name in self._fields:
-            version = int(np.max(columns[i]))
-            newest[name] = max(newest.get(name, 0), version)
-            found.append((name, version))
-        return found
-
-
-class ReceivedLags:
-    """How far received steps were behind the published weights when they came, as a histogram.
-
-    Parameters
-    ----------
-    published : Publications
-
-    Notes
-    -----
-    All steps of a message are counted with its newest version: one look at a message, not at rows.
-    """
-
-    def __init__(self, published: Publications) -> None:
-        self._published = published
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, int] = {}
-
-    def add(self, name: str, version: int, steps: int) -> None:
-        """Count steps with this version. Steps count from the first publication on."""
-        newest = self._published.newest(name)
-        if newest is None or not steps:
-            return
-        lag = max(0, newest - version)
-        counts = self._counts.setdefault(name, [0] * (len(LAG_BOUNDS) + 1))
-        counts[bisect_left(LAG_BOUNDS, lag)] += steps
-        self._sums[name] = self._sums.get(name, 0) + lag * steps
-
-    def snapshot(self) -> dict[str, dict[str, Any]]:
-        """Return, by name of weights, steps within each of `LAG_BOUNDS` and above, and the sum."""
-        return {
-            name: {"counts": list(counts), "sum": self._sums[name]}
-            for name, counts in self._counts.items()
-        }
+def versions_in(schema: Schema) -> dict[str, int]:
+    """Return, by name of weights, which field of the steps has their version."""
+    return {
+        field.name.removesuffix(SUFFIX): i
+        for i, field in enumerate(schema.fields)
+        if field.name.endswith(SUFFIX) and not field.shape and field.dtype.kind in "iu"
+    }
 
 
 def lags(
     made: Iterable[Mapping[str, int]],
-    published: Publications,
+    published: Mapping[str, int],
     given: Mapping[str, int] | None = None,
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, int]]:
     """Return, by name of weights, the writers' newest and oldest versions, and the lag.
 
-    ``given``: the oldest versions in the last batch of a queue.
+    ``published``: the newest versions. ``given``: the oldest in the last batch of a queue.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, int]] = {}
     for versions in made:
         for name, version in versions.items():
             one = found.setdefault(name, {"newest": version, "oldest": version})
             one["newest"], one["oldest"] = max(one["newest"], version), min(one["oldest"], version)
-    for name, one in found.items():
-        behind = published.behind(name, int(one["oldest"]))
-        if behind is not None:
-            one["lag"], one["lag_s"] = behind
+            if name in published:
+                one["lag"] = max(0, published[name] - one["oldest"])
     for name, version in (given or {}).items():
         one = found.setdefault(name, {"newest": version, "oldest": version})
-        behind = published.behind(name, version)
-        if behind is not None:
-            one["batch_lag"] = behind[0]
+        if name in published:
+            one["batch_lag"] = max(0, published[name] - version)
     return found

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Malformed
-from async_loader.feeder.plain_values import view_from
+from async_loader.errors import Malformed
 from async_loader.feeder.server.peer_connection import PeerConnection
-from async_loader.feeder.server.policy_lag import PolicyVersions
 from async_loader.feeder.server.shared_memory import BatchSlot, SharedBatchRing
-from async_loader.feeder.wire import BatchForm, ErrorCode
+from async_loader.feeder.wire import BatchForm
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.replay.table.source_sampler import SamplerSession
-from async_loader.replay.views import View as TableView
 from async_loader.schema import Schema
 
 Column = npt.NDArray[Any]
@@ -195,8 +192,8 @@ class ReaderState:
         Whether it has a sampler of its own.
     takes_short : bool
         Whether its batches of a queue may have fewer rows: others come from other servers.
-    versions : PolicyVersions
-        Finds the versions in its batches.
+    versions : dict of str to int
+        See `versions_in`.
     """
 
     session: int = field(repr=False)
@@ -211,7 +208,7 @@ class ReaderState:
     wait_s: float | None
     samples_itself: bool
     takes_short: bool
-    versions: PolicyVersions
+    versions: dict[str, int]
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None
@@ -296,38 +293,3 @@ class ReaderState:
 def schema_of_batches(table: NonblockingTable, drawn: Schema) -> Schema:
     """Return the schema of batches: rows of a leasing table have ``redelivered`` too."""
     return drawn.with_field("redelivered", np.bool_) if table.leased else drawn
-
-
-MOST_STEPS, MOST_VIEWS = 1024, 32
-"""Steps of an n-step return: an item exists only when that many steps have followed. Views are kept
-as long as their table; those of sequences take some memory for each row."""
-
-
-class TableViews:
-    """The views of one table, which bound each other's number.
-
-    Parameters
-    ----------
-    table : str
-    """
-
-    def __init__(self, table: str) -> None:
-        self._table = table
-        self._used: set[TableView | None] = set()
-
-    def of(self, plain: dict[str, Any] | None) -> TableView | None:
-        """Return a view of the wire as the table's. Raises ConfigError; Malformed, LIMIT."""
-        if plain is None:
-            return None
-        view = view_from(plain)
-        if (n := getattr(view, "n_steps", 1)) > MOST_STEPS:
-            text = f"a server sums up {MOST_STEPS} at most: no step is drawn before they followed"
-            raise ConfigError(f"n_steps={n}: {text}")
-        if view not in self._used and len(self._used) >= MOST_VIEWS:
-            text = f"readers of table {self._table!r} use {MOST_VIEWS} views, which is the limit"
-            raise Malformed(text, ErrorCode.LIMIT)
-        return view
-
-    def use(self, view: TableView | None) -> None:
-        """Count a view, which the table keeps."""
-        self._used.add(view)

@@ -12,27 +12,16 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal
 
 from async_loader.errors import Malformed
+from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
 
 _MOST_LINES = 256  # writers of a session; and as many readers
-
-
-class SessionEnd(Enum):
-    """How a session has ended."""
-
-    LEFT = "left"
-    """The client said END, or closed its writers and readers, and then its connections."""
-    DIED = "died"
-    """Its connection ended while it had writers or readers."""
-    LOST = "lost"
-    """Its connection is open, and nothing comes: a cut network, a stopped machine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +46,8 @@ class Session:
         Open ones, by number. `close_writer` and `close_reader` take them out.
     said_end : bool
         Whether its client has said that it leaves.
+    rates : Rates
+        Of ``rows_in`` and ``batches_out``.
     """
 
     number: int = field(repr=False)
@@ -71,6 +62,10 @@ class Session:
     said_end: bool = False
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
+    rates: Rates = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.rates = Rates(lambda now: (self.rows_in, self.batches_out), self.since)
 
     @property
     def connected(self) -> bool:
@@ -90,13 +85,14 @@ class Session:
         return not any(route.listed for route in self.routes.values())
 
     @property
-    def end(self) -> SessionEnd:
-        """How a session has ended that is over."""
-        if self.said_end:
-            return SessionEnd.LEFT
-        if self.connected:
-            return SessionEnd.LOST
-        return SessionEnd.DIED if self.writers or self.readers else SessionEnd.LEFT
+    def end(self) -> str:
+        """How a session has ended that is over: its client has ``left``, as it said, or with no
+        writer and reader open; it ``died`` with some; or it is ``lost``: its connection is open,
+        and nothing comes, as of a cut network or a stopped machine.
+        """
+        if not self.said_end and (self.connected or self.writers or self.readers):
+            return "lost" if self.connected else "died"
+        return "left"
 
     @property
     def rows_in(self) -> int:
@@ -228,7 +224,7 @@ class Sessions:
             one
             for one in self
             if one.heard + self._silence_s <= now
-            or (one.ended and one.all_taken and (dead_too or one.end is SessionEnd.LEFT))
+            or (one.ended and one.all_taken and (dead_too or one.end == "left"))
         ]
 
 

@@ -18,14 +18,14 @@ import numpy.typing as npt
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import ConfigError, Malformed
 from async_loader.feeder.memory_offer import Offer, answered, read_record
-from async_loader.feeder.server.acceptor import NO_ROOM, ReserveDescriptor, owner_only
+from async_loader.feeder.server.acceptor import NO_ROOM, owner_only
 from async_loader.feeder.wire import Insert, RowLayout, SlotInsert
 from async_loader.schema import Schema
 from async_loader.shm.segment import Segment
 
 Arrays = list[npt.NDArray[Any]]
 _log = logging.getLogger("async_loader")
-_CALLERS = 64
+_CALLERS = 4096
 _RECORD_S = 0.05
 """For a caller's record: it is sent as soon as the caller is connected."""
 
@@ -190,8 +190,6 @@ class Listener:
         self.path, self._take = path, take
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of a killed server: the address lock excludes a living one
             with owner_only():
                 self._socket.bind(path)
             self._socket.listen(_CALLERS)
@@ -200,25 +198,21 @@ class Listener:
             raise ConfigError(
                 f"{path} (shared memory) cannot be bound: {error.strerror}: name another address"
             ) from None
-        self._reserve = ReserveDescriptor()
-        self._reserve.refill()
 
     def fileno(self) -> int:
         """Return what to poll for reading."""
         return self._socket.fileno()
 
-    def handle(self) -> None:
-        """Hear a caller. Called when it is readable."""
+    def handle(self) -> bool:
+        """Hear a caller. Called when it is readable. Return False if no descriptor is left."""
         try:
             caller, _ = self._socket.accept()
         except OSError as error:
-            if error.errno in NO_ROOM:
-                with contextlib.suppress(OSError):
-                    self._reserve.turn_away(self._socket)
-            return
+            return error.errno not in NO_ROOM
         with caller:
             caller.settimeout(_RECORD_S)
             self._hear(caller)
+        return True
 
     def _hear(self, caller: socket.socket) -> None:
         fds: list[int] = []
@@ -246,7 +240,6 @@ class Listener:
 
     def close(self) -> None:
         """Close the socket, and remove its file."""
-        self._socket.close()
-        self._reserve.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
+        self._socket.close()

@@ -22,7 +22,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from async_loader.errors import Malformed
-from async_loader.feeder.server.acceptor import REST_S, Acceptor, Bind
+from async_loader.feeder.addresses import parse
+from async_loader.feeder.server import acceptor
 from async_loader.feeder.server.peer_connection import HIGH_WATER, PeerConnection, flush_all
 from async_loader.feeder.wire import ErrorCode, Limits, Plane, encode, refuse
 from async_loader.feeder.wire.codes import CONTROL_BYTES, FRAMES
@@ -36,6 +37,10 @@ _EVENTS = 4096
 _FOR_ANSWERS = 4  # times as many answers may wait: each was asked for, and none is sent later
 _TURN = 16
 """Messages of one connection before the others have their turn."""
+_ACCEPTED = 16
+"""Connections of one listening socket before the others: a handshake with keys costs 0.3 ms."""
+_REST_S = 0.5
+"""Pause after a connection could be neither accepted nor another one ended."""
 _STRANGERS = 4
 """Connections without a session that are read, and that have their turn, in a round."""
 _PATIENCE = 16
@@ -66,17 +71,16 @@ class ServerSockets:
         Returns the routes of sessions, which are not ended to make room.
     parted : bool
         Whether a connection of a session has ended; the code that looks into it clears it.
-    unsent : int
-        Messages that could not be sent.
-    violations, spared, faults : int
-        Connections that were ended: for a protocol error; to make room; for an error here.
+    violations, spared, turned_away, faults : int
+        Connections that were ended: for a protocol error; to make room; as all others are needed;
+        for an error here.
     """
 
     def __init__(
         self,
         endpoints: Mapping[Plane, str],
         limits: Limits,
-        bind: Bind | None = None,
+        bind: acceptor.Bind | None = None,
         mechanism: Callable[[], Null] = Null,
         most: int = 4096,
         clock: Callable[[], float] = time.monotonic,
@@ -84,7 +88,7 @@ class ServerSockets:
         self.endpoints: dict[Plane, str] = {}
         self.needed: Callable[[], Collection[PeerConnection]] = tuple
         self.parted = False
-        self.unsent = self.violations = self.spared = self.faults = 0
+        self.violations = self.spared = self.turned_away = self.faults = 0
         frame_bytes = max(limits.message_bytes, CONTROL_BYTES)
         self._sizes = frame_bytes, 2 * frame_bytes + (1 << 20), FRAMES + 1
         self._out_bytes = max(limits.in_flight_bytes, frame_bytes)
@@ -100,12 +104,15 @@ class ServerSockets:
         self._wakes = False  # a session has parted
         self._epoll, self._strangers = select.epoll(), select.epoll()
         self._epoll.register(self._strangers.fileno(), select.EPOLLIN)
-        self._acceptor = Acceptor(self._make_room)
+        self._listeners: dict[int, tuple[socket.socket, Plane]] = {}
+        self._accepting: list[int] = []
         try:
             for plane in Plane:
-                where = endpoints.get(plane, "")
-                self.endpoints[plane] = self._acceptor.listen(plane, where, bind)
-            self._acceptor.go_on(self._epoll)
+                listener, self.endpoints[plane] = (
+                    acceptor.listen(parse(endpoints[plane])) if bind is None else bind(plane.value)
+                )
+                self._listeners[listener.fileno()] = listener, plane
+                self.watch(listener.fileno(), accepts=True)
         except BaseException:
             self.close()
             raise
@@ -114,14 +121,23 @@ class ServerSockets:
         """Return how many are open, were ended, and were turned away, for STATUS."""
         return {
             "open": len(self._links), "violations": self.violations, "spared": self.spared,
-            "turned_away": self._acceptor.turned_away, "faults": self.faults,
+            "turned_away": self.turned_away, "faults": self.faults,
         }  # fmt: skip
 
     # -- waiting ---------------------------------------------------------------------------------
 
-    def watch(self, fd: int) -> None:
-        """Let `wait` end when this is readable, too."""
+    def watch(self, fd: int, accepts: bool = False) -> None:
+        """Let `wait` end when this is readable, too. ``accepts``: it is a listening socket."""
         self._epoll.register(fd, select.EPOLLIN)
+        if accepts:
+            self._accepting.append(fd)
+
+    def rest(self) -> None:
+        """Accept nothing for a while: no descriptor is left, and the loop must not spin."""
+        if self._rest is None:
+            self._rest = self._clock() + _REST_S
+            for fd in self._accepting:
+                self._epoll.unregister(fd)
 
     def wait(self, left_s: float | None) -> list[int]:
         """Wait until a message can be taken, or ``left_s`` are over.
@@ -155,7 +171,7 @@ class ServerSockets:
         """Handle a ready descriptor; return whether it is one of `watch`."""
         link = self._links.get(fd)
         if link is None:
-            if fd not in self._acceptor:
+            if fd not in self._listeners:
                 return fd != self._strangers.fileno()
             self._accept(fd, now)
             return False
@@ -184,25 +200,38 @@ class ServerSockets:
             self._due = min((one for one in moments if one is not None), default=None)
         if self._rest is not None and now >= self._rest:
             self._rest = None
-            self._acceptor.go_on(self._epoll)
+            for fd in self._accepting:
+                self._epoll.register(fd, select.EPOLLIN)
 
     # -- connections -----------------------------------------------------------------------------
 
     def _accept(self, fd: int, now: float) -> None:
-        try:
-            for plane, sock in self._acceptor.accept(fd):
-                if len(self._links) >= self._most and not self._make_room():
-                    sock.close()
-                    self._acceptor.turned_away += 1
-                    continue
-                link = PeerConnection(sock, plane, Connection(self._mechanism(), *self._sizes))
-                self._links[sock.fileno()] = link
-                self._end_at(link, now + _HANDSHAKE_S)
-                self._watch(link, select.EPOLLIN)
-                self._answer(link)
-        except OSError:
-            self._rest = now + REST_S
-            self._acceptor.rest(self._epoll)
+        """Accept some of the waiting connections of a listening socket.
+
+        Where no descriptor is left, a connection that can be spared is ended; if all are needed,
+        none is accepted for a while.
+        """
+        listener, plane = self._listeners[fd]
+        for _ in range(_ACCEPTED):
+            try:
+                sock = listener.accept()[0]
+            except BlockingIOError:
+                return
+            except OSError as error:  # others: it was gone before it was accepted
+                if error.errno in acceptor.NO_ROOM and not self._make_room():
+                    self.rest()
+                    return
+                continue
+            if len(self._links) >= self._most and not self._make_room():
+                sock.close()
+                self.turned_away += 1
+                continue
+            acceptor.prepare(sock)
+            link = PeerConnection(sock, plane, Connection(self._mechanism(), *self._sizes))
+            self._links[sock.fileno()] = link
+            self._end_at(link, now + _HANDSHAKE_S)
+            self._watch(link, select.EPOLLIN)
+            self._answer(link)
 
     def _watch(self, link: PeerConnection, mask: int) -> None:
         """Wait for these events of a connection from now on; 0: for none."""
@@ -388,7 +417,6 @@ class ServerSockets:
         times = _FOR_ANSWERS if answer else 1
         full = route.full(nbytes, times * HIGH_WATER[plane][1], times * self._out_bytes)
         if full or not route.send(frames):
-            self.unsent += 1
             if full and answer:
                 self._drop(route)
             return False
@@ -402,7 +430,8 @@ class ServerSockets:
         """Send what waits, for a second at most, and close everything. May be called again."""
         if self._epoll.closed:
             return
-        self._acceptor.close()
+        for listener, _ in self._listeners.values():
+            acceptor.close(listener)
         flush_all(self._links.values(), time.monotonic() + _LAST_WORDS_S)
         for link in list(self._links.values()):
             link.empty(self._scratch)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from async_loader.errors import Malformed
 from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
-from async_loader.feeder.server.counters import Counters, Totals
+from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.policy_lag import Publications
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
-from async_loader.replay.buffer import ReplayBuffer, parts_of
+from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.stats import TableStats
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.shm.segment import Segment
@@ -31,16 +31,15 @@ class TableEntry:
         buffer: ReplayBuffer,
         limits: Limits,
         window: tuple[int, int],
-        published: Publications,
         clock: Callable[[], float],
     ) -> None:
         self.name, self.buffer = name, buffer
-        self.table = NonblockingTable(parts_of(buffer))
-        self.insert_queue = InsertQueue(name, self.table, *window, published)
+        self.table = NonblockingTable(shared_table(buffer))
+        self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
         self.ended = False
         self._stats = buffer.stats()
-        self.totals = Totals(clock, self.counts())
+        self.rates = Rates(self._flow, clock())
 
     def stats(self) -> TableStats:
         """Return the table's counts; while it is being loaded, the counts from before."""
@@ -48,10 +47,11 @@ class TableEntry:
             self._stats = self.buffer.stats()
         return self._stats
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return the items inserted, sampled and deleted."""
-        stats = self.stats()
-        return stats.inserted, stats.sampled, stats.deleted
+    def _flow(self, now: float) -> tuple[float, ...]:
+        """Return rows in and out, and the seconds in which writers and readers waited."""
+        queue, scheduler = self.insert_queue, self.scheduler
+        waited = (one.seconds(now) for one in (queue.blocked_time, scheduler.blocked))
+        return queue.rows, scheduler.rows, *waited
 
     def waiting(self) -> list[tuple[str, float]]:
         """Return what waits for the table and why, and since when on the server's clock."""
@@ -72,18 +72,14 @@ class TableEntry:
 
     def begin_anew(self) -> None:
         """The table was loaded: forget rows and streams from before."""
-        before = self._stats.inserted, self._stats.sampled, self._stats.deleted
         self.table.begin_anew()
         self.insert_queue.begin_anew()
         self.scheduler.forget_rows()
-        self.totals.set(before, self.counts())
 
     def clear(self) -> None:
         """Remove all items."""
-        before = self.counts()
         self.buffer.clear()
         self.scheduler.forget_rows()
-        self.totals.set(before, self.counts())
 
 
 @dataclass(slots=True, eq=False)
@@ -93,13 +89,17 @@ class ServerState:
     tables: Mapping[str, TableEntry]
     sessions: Sessions
     weights: WeightStore
-    published: Publications
-    counters: Counters
+    published: dict[str, float]
+    """When the newest version of each weights came."""
+    since: float
     limits: Limits
     window_bytes: int
     window_rows: int
     clock: Callable[[], float]
     draining: bool = False
+    counters: Counter[str] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=lambda: Counter(left=0, died=0, lost=0))
+    """Sessions, by how they ended."""
     memory: str | None = None
     """Where learners of this host offer memory for their batches."""
 
@@ -112,16 +112,16 @@ class ServerState:
     ) -> ServerState:
         """The state of a server that has no client yet."""
         limits, given = settings.limits.wire(), settings.limits
-        window, published = (int(given.window_bytes), given.window_rows), Publications()
+        window = int(given.window_bytes), given.window_rows
         return cls(
             {
-                name: TableEntry(name, table, limits, window, published, clock)
+                name: TableEntry(name, table, limits, window, clock)
                 for name, table in tables.items()
             },
             Sessions(given.sessions, settings.silence_s, clock),
             WeightStore(int(given.weight_bytes)),
-            published,
-            Counters(clock),
+            {},
+            clock(),
             limits,
             *window,
             clock,

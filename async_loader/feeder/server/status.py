@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from async_loader.feeder.server.policy_lag import lags
-from async_loader.feeder.server.sessions import Session, SessionEnd
+from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
 _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
+_SILENT_S = 3.0  # a client that is heard sends something each second or two
 _SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
 
@@ -19,16 +20,16 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
 
     ``waiting``: see `ControlHandler.waiting`.
     """
-    counters = server_state.counters
+    now = server_state.clock()
     return {
-        "uptime_s": counters.uptime_s,
+        "uptime_s": now - server_state.since,
         "draining": server_state.draining,
         "tables": {
             name: _table(table, server_state, waiting.get(table, 0))
             for name, table in server_state.tables.items()
         },
         "sessions_open": len(server_state.sessions),
-        "sessions_ended": {how.value: counters.ended[how.value] for how in SessionEnd},
+        "sessions_ended": dict(server_state.ended),
         "sessions": [
             _session(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
@@ -36,8 +37,8 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
         "weights_stale": server_state.weights.stale,
         "weights": server_state.weights.versions(),
         "weights_waiting": dict(itertools.islice(_names(waiting), _NAMES)),
-        "weights_age_s": server_state.published.ages(server_state.clock()),
-        "counters": counters.snapshot(),
+        "weights_age_s": {name: now - at for name, at in server_state.published.items()},
+        "counters": dict(server_state.counters),
     }
 
 
@@ -54,8 +55,9 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         for one in session.writers.values()
         if one.insert_queue is insert_queue
     ]
-    totals, now = table.totals.of(table.counts()), server_state.clock()
-    rates, means = table.totals.rates(totals), table.totals.means(totals)
+    now = server_state.clock()
+    rows_in, rows_out, *waited = table.rates.of(now)
+    writers_wait, readers_wait = (min(1.0, share) for share in waited)
     queued_rows, queued_bytes, queued_since = insert_queue.queued()
     waits = [one for one, _ in table.waiting()]
     if table.rests:
@@ -64,18 +66,12 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         waits.insert(0, f"{unopened} readers to be opened: the first writer brings its schema")
     return {
         **{name: getattr(stats, name) for name in _OF_STATS},
-        "inserted_total": totals[0],
-        "sampled_total": totals[1],
-        "deleted_total": totals[2],
-        "inserts_per_s": rates[0],
-        "samples_per_s": rates[1],
-        "inserts_per_s_mean": means[0],
-        "samples_per_s_mean": means[1],
+        "inserts_per_s": rows_in,
+        "samples_per_s": rows_out,
         "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
         "waiting": waits[:_WAITING],
-        "policy_lags": insert_queue.lags.snapshot(),
         "policies": lags(
-            [one.versions for one in writers], server_state.published, scheduler.given
+            [one.versions for one in writers], server_state.weights.versions(), scheduler.given
         ),
         "writers": len(writers),
         "readers": sum(
@@ -87,9 +83,11 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         "queued_bytes": queued_bytes,
         "queue_age_s": 0.0 if queued_since is None else now - queued_since,
         "writers_blocked_s": insert_queue.blocked_time.seconds(now),
+        "writers_wait": writers_wait,
         "batches_out": scheduler.batches,
         "rows_out": scheduler.rows,
         "readers_blocked_s": scheduler.blocked.seconds(now),
+        "readers_wait": readers_wait,
         "redelivered": scheduler.redelivered,
         "stale": {} if table.rests else table.table.stale_by_reason,
     }
@@ -98,13 +96,19 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
 def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
     now = server_state.clock()
     made = [one.versions for one in session.writers.values()]
-    behind = lags(made, server_state.published).values()
+    behind = lags(made, server_state.weights.versions()).values()
+    state = session.end if session.ended else "connected"
+    if session.connected and now - session.heard >= _SILENT_S:
+        state = "silent"
+    rows_per_s, batches_per_s = session.rates.of(now)
     return {
         "id": session.id,
         "pid": session.hello.pid,
         "host": session.hello.host[:64],
         "user": session.user,
+        "name": session.hello.user_agent.partition("async_loader/")[0].strip()[:64],
         "user_agent": session.hello.user_agent[:64],
+        "state": state,
         "age_s": now - session.since,
         "silent_s": now - session.heard,
         "connected": session.connected,
@@ -112,6 +116,8 @@ def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
         "readers": len(session.readers),
         "rows_in": session.rows_in,
         "batches_out": session.batches_out,
+        "rows_per_s": rows_per_s,
+        "batches_per_s": batches_per_s,
         "in_flight_bytes": session.in_flight_bytes,
         "lag": max((one["lag"] for one in behind if "lag" in one), default=None),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from async_loader.errors import Malformed
@@ -13,16 +12,6 @@ from async_loader.feeder.wire.calls import Buffer
 
 MOST_NAMES = 256
 """The newest weights of each name are kept as long as the server runs."""
-
-
-class WeightsReceipt(Enum):
-    """The result of a part."""
-
-    PART = "part"
-    NEWEST = "newest"
-    """It was the last part: its version is the newest now."""
-    STALE = "stale"
-    """It was ignored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +47,7 @@ class WeightStore:
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
         self._over: dict[str, set[bytes]] = {}  # ended runs of each name
-        self.published = self.stale = 0
+        self.stale = 0
 
     def versions(self) -> dict[str, int]:
         """Return the newest version of each name."""
@@ -84,8 +73,9 @@ class WeightStore:
             else run in self._over.get(part.name, ())
         )
 
-    def publish(self, who: Hashable, run: bytes, part: Publish, data: Buffer) -> WeightsReceipt:
-        """Take a part.
+    def publish(self, who: Hashable, run: bytes, part: Publish, data: Buffer) -> bool | None:
+        """Take a part; return whether it was the last one: its version is the newest now. ``None``:
+        it was ignored, as another is newer.
 
         Parameters
         ----------
@@ -103,7 +93,7 @@ class WeightStore:
         if self._is_stale(run, part):
             self.stale += not part.offset
             self._making.pop(key, None)
-            return WeightsReceipt.STALE
+            return None
         if part.offset == 0:
             self._begin(key, run, part)
         making = self._making.get(key)
@@ -118,14 +108,13 @@ class WeightStore:
         making.blob[part.offset : part.offset + len(view)] = view
         making.filled += len(view)
         if not making.whole:
-            return WeightsReceipt.PART
+            return False
         del self._making[key]
         newest = self._newest.get(part.name)
         if newest is not None and newest.run != run:
             self._over.setdefault(part.name, set()).add(newest.run)
         self._newest[part.name] = making
-        self.published += 1
-        return WeightsReceipt.NEWEST
+        return True
 
     def _begin(self, key: tuple[Hashable, str], run: bytes, part: Publish) -> None:
         self._making.pop(key, None)

@@ -1,9 +1,8 @@
 """A page that shows a feeder or a cluster live: who writes, what tables hold, who reads, who waits.
 
-    status, once a second ---> frame ---> History (ten minutes) ---> the page, which polls
+    the page, once a second ---> status ---> frame ---> the page, which keeps ten minutes of them
 
-One thread asks for the status; all viewers get the same bytes. The page is one file without
-anything from elsewhere (page.html), and can change nothing.
+The page is one file without anything from elsewhere (page.html), and can change nothing.
 """
 
 from async_loader.observe.dashboard.server import Dashboard

@@ -56,9 +56,6 @@ AWAITS = 16
 """The final observation of the episode is in the next row of the stream."""
 VERSION_ONE = 1 << 32
 
-ROW_CHANGED, STATE_CHANGED = 1, 2
-"""What a checkpoint has to write again: the row, or what the table knows about it."""
-
 # Positions in the geometry, an int64 array with what kernels know about a table.
 BASE = 0  # address of row 0
 STRIDE = 1  # bytes from row to row
@@ -72,7 +69,8 @@ COUNT = 8  # items
 TOP = 9  # rows that were ever used
 # Addresses of arrays with one entry per row, private to the table's process.
 ALIVE = 10  # uint8: whether there is an item
-DIRTY = 12  # uint8: what changed since the last checkpoint
+GIVEN_UP = 11  # steps that waited for their successors when `room` needed their rows
+DIRTY = 12  # uint8: whether the row changed since the last save
 # float64: the priority that a step came with, NaN without one; negative, that it was given later. 0
 # where the table has no priorities
 GIVEN = 13

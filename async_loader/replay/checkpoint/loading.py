@@ -12,15 +12,12 @@ import numpy as np
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import FLAGS, ID, LOOKAHEAD, VERSION_ONE
-from async_loader.replay.checkpoint import settings
+from async_loader.replay.checkpoint import manifest
 from async_loader.replay.checkpoint.manifest import Checkpoint
 from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
-from async_loader.replay.samplers.binding import seeds_of
 from async_loader.replay.samplers.sampler import Sampler
-from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.storage import Storage
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 
@@ -37,8 +34,7 @@ def load(
 
 
 def load_into(
-    table_state: TableState,
-    table_sampler: TableSampler,
+    table_state: TableSampler,
     saver: Saver,
     path: str | os.PathLike[str],
     number: int | None,
@@ -49,26 +45,23 @@ def load_into(
     Whatever can be refused is refused before any change. The files have been verified; one that
     changes afterwards leaves the table empty, and so may Ctrl-C.
     """
-    try:
-        with (
-            saver.alone(path, timeout_s),
-            contextlib.closing(Checkpoint.find(path, number)) as checkpoint,
-        ):
+    with (
+        saver.alone(path, timeout_s),
+        contextlib.closing(Checkpoint.find(path, number)) as checkpoint,
+    ):
+        table_state.check_open()
+        for _ in checkpoint.blocks("rows", "column", "ring"):
+            continue
+        loading = _Loading(
+            checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
+        )
+        loading.samplers()
+        with table_state.lock:
             table_state.check_open()
-            for _ in checkpoint.blocks("rows", "column", "ring"):
-                continue
-            loading = _Loading(
-                checkpoint, {"sampler": table_state.sampler, "remover": table_state.remover}
-            )
-            loading.samplers()
-            with table_state.lock:
-                table_state.check_open()
-                table_state.catch_up()
-                loading.replace(table_state)
-                table_state.seeds = seeds_of(checkpoint.manifest.settings["seeds"])
-                table_sampler.forget()
-    finally:
-        saver.ended()
+            table_state.catch_up()
+            loading.replace(table_state)
+            table_state.seeds = np.random.SeedSequence(**checkpoint.manifest.settings["seeds"])
+            table_state.forget()
 
 
 class _Loading:
@@ -82,8 +75,8 @@ class _Loading:
         found = {}
         for role in ("sampler", "remover"):
             saved, given = self._saved[role], self._given.get(role)
-            found[role] = settings.settings_of(saved, role) if given is None else given
-            self._kept[role] = given is None or settings.settings_json(given) == saved
+            found[role] = manifest.settings_of(saved, role) if given is None else given
+            self._kept[role] = given is None or manifest.settings_json(given) == saved
         return found
 
     def into(self, make: Callable[..., Any]) -> Any:
@@ -94,25 +87,22 @@ class _Loading:
         if capacity is None:
             capacity = f"{given.pop('max_bytes')}B"
         if "view" not in given:
-            given["view"] = settings.settings_of(saved["view"], "view")
-        given.setdefault("limiter", settings.limiter_of(saved["limiter"]))
+            given["view"] = manifest.settings_of(saved["view"], "view")
+        given.setdefault("limiter", manifest.limiter_of(saved["limiter"]))
         given.setdefault("max_times_sampled", saved["max_times_sampled"])
         buffer = make(capacity, **{**given, **self.samplers()})
         table_state: TableState = buffer._table_state
-        if "seed" not in self._given:
-            # The samplers get the seeds that they had, and later sources get new ones.
-            table_state.seeds = seeds_of(saved["seeds"], 0)
         with table_state.lock:
             self.replace(table_state)
         if "seed" not in self._given:
-            table_state.seeds = seeds_of(saved["seeds"])
+            table_state.seeds = np.random.SeedSequence(**saved["seeds"])
         return buffer
 
     def replace(self, table_state: TableState) -> None:
         """Replace the table's contents. Under the lock."""
         saved, had_steps = self._table, table_state.ready
         if saved is not None:
-            schema = settings.schema_of(saved["schema"])
+            schema = manifest.schema_of(saved["schema"])
             if not had_steps:
                 table_state.allocate(schema)
             if schema != table_state.schema:
@@ -147,21 +137,21 @@ class _Loading:
     def _put(self, table_state: TableState, saved: dict[str, Any]) -> None:
         """Fill an empty table. Under the lock."""
         table = table_state.table
-        self._targets, first = self._rows(table, saved)
+        self._targets = self._rows(table, saved)
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
-        streams = {settings.name_of(name): last for name, last in saved["streams"]}
+        streams = {manifest.name_of(name): last for name, last in saved["streams"]}
         known: list[tuple[Sampler, dict[str, Any]]] = []
         for role, one in (("sampler", table_state.sampler), ("remover", table_state.remover)):
             state = self._state(role, self._from.manifest.samplers.get(role))
             if state is not None and (role == "sampler" or table.free is not None):
                 known.append((one, state))
                 one.restore(state)
-        table.restore(saved, streams, first)
+        table.restore(saved, streams)
         for one, state in known:  # what it gave by itself is not the largest that was given
             one.restore(state)
-        table_state.carry_account(settings.limiter_of(self._saved["limiter"]))
+        table_state.carry_account(manifest.limiter_of(self._saved["limiter"]))
 
     def _fill_column(self, name: str, array: Array) -> None:
         there = self._targets >= 0
@@ -177,7 +167,7 @@ class _Loading:
     def _follow(self, table_state: TableState) -> None:
         """Make the samplers of views of sequences that the table lacks. Under the lock."""
         for saved, state in self._from.manifest.samplers["sequences"]:
-            view = settings.settings_of(saved, "view")
+            view = manifest.settings_of(saved, "view")
             one = table_state.sequence_samplers.get(view)
             state = self._state("sampler", state)
             if one is None:
@@ -194,31 +184,22 @@ class _Loading:
     def _check(self, table_state: TableState, saved: dict[str, Any]) -> None:
         table, layout = table_state.table, table_state.table.storage.layout
         same = (layout.capacity, layout.rows) == (self._saved["capacity"], saved["rows"])
-        if not saved["ordered"] and table.free is None:
+        ordered = table.free is None
+        if saved["ordered"] != ordered or not (same or ordered):
             raise ConfigError(
-                "this checkpoint's rows were taken out of order by its remover, and "
-                f"{table_state.remover!r} overwrites them in order: pass another remover"
+                f"{table_state.remover!r}, capacity={layout.capacity}: this checkpoint's remover "
+                f"took rows {'in' if saved['ordered'] else 'out of'} order, and its capacity is "
+                f"{self._saved['capacity']}: load it with that remover, and out of order with that "
+                "capacity"
             )
-        if not saved["ordered"] and not same:
+        if table.ring is not None and table.ring.size != saved["ring"][2]:
             raise ConfigError(
-                f"capacity={table_state.capacity}: this checkpoint has {self._saved['capacity']}, "
-                "and its remover takes rows out of order, so that there is no newest part of it: "
-                "load it with the capacity that it has"
-            )
-        if (
-            saved["ordered"]
-            and table.free is not None
-            and (not same or saved["lookahead"] > table.g[LOOKAHEAD])
-        ):
-            raise ConfigError(
-                f"{table_state.remover!r} takes rows out of order, and this checkpoint was "
-                "overwritten in order: load it with the capacity that it has, and without n-step "
-                "returns having been drawn from it"
+                "a checkpoint with compressed values is loaded with the capacity and the max_bytes "
+                "that it was saved with: leave them out of from_checkpoint"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any]) -> tuple[Ids, int]:
-        """Write each saved row to its place. Return the places, -1 for rows that are left out, and
-        the first id for whose compressed values there is room.
+    def _rows(self, table: Table, saved: dict[str, Any]) -> Ids:
+        """Write each saved row to its place. Return the places, -1 for rows that are left out.
 
         Processes that hold earlier ids may be reading the rows. So rows get their ids when all are
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
@@ -229,30 +210,28 @@ class _Loading:
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was_rows, -1, np.int64)
         for about, raw in self._from.blocks("rows"):
-            count, start = about["count"], about["start"]
-            if start is None:
-                rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
-            else:
-                rows = np.arange(start, start + count)
-            end, ids, found = 0, rows, rows
+            count = about["count"]
+            rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
+            heads = raw[: count * parts[0].shape[1]].reshape(count, -1)
+            ids = np.ascontiguousarray(heads[:, :8]).view(np.int64)[:, 0] - 1
+            found = np.where(ids >= 0, rows, -1)
+            if saved["ordered"]:
+                kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
+                found = np.where(kept, ids % layout.rows, -1)
+            there, end = found >= 0, 0
             for part in parts:
                 begin, end = end, end + count * part.shape[1]
-                values = raw[begin:end].reshape(count, part.shape[1])
-                if begin == 0:
-                    ids = np.ascontiguousarray(values[:, :8]).view(np.int64)[:, 0] - 1
-                    found = np.where(ids >= 0, rows, -1)
-                    if saved["ordered"]:
-                        kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
-                        found = np.where(kept, ids % layout.rows, -1)
-                    values = _without_ids(values, flags[np.maximum(found, 0)])
-                there = found >= 0
-                part[found[there]] = values[there]
+                values = raw[begin:end].reshape(count, part.shape[1])[there]
+                if not begin:
+                    values = _without_ids(values, flags[found[there]])
+                part[found[there]] = values
             targets[rows], names[found[there]] = found, ids[there]
-        first = 0
         if table.ring is not None:
-            first = _put_values(storage, table.ring, self._from, saved["ring"][:2], names)
+            blocks = ((about["start"], raw) for about, raw in self._from.blocks("ring"))
+            floor, head, _ = saved["ring"]
+            table.ring.restore(floor, head, blocks, names)
         table.publish(names)
-        return targets, first
+        return targets
 
 
 def _without_ids(packed: Bytes, before: Ids) -> Bytes:
@@ -266,54 +245,3 @@ def _without_ids(packed: Bytes, before: Ids) -> Bytes:
     version = (np.maximum(flags, before) // (2 * VERSION_ONE) + 1) * (2 * VERSION_ONE)
     words[:, FLAGS // 8] = flags % VERSION_ONE + version
     return made
-
-
-def _put_values(
-    storage: Storage, ring: CompressedRing, checkpoint: Checkpoint, saved: list[int], ids: Ids
-) -> int:
-    """Put the compressed values of loaded rows into the ring one behind the other, whatever its
-    size, and point the rows to them.
-
-    A save holds the bytes of the ring by their positions; the values of steps that have left the
-    table meanwhile may be among them, and torn.
-
-    Parameters
-    ----------
-    saved : [int, int]
-        The floor and the head of the saved ring.
-    ids : int64 array [rows]
-        Of the rows, -1 for those that hold nothing. Rows that are being read have none yet.
-
-    Returns
-    -------
-    int
-        The first id whose values, and those of all later ones, have room; 0 if all have.
-    """
-    floor, head = saved
-    found = np.zeros(head - floor, np.uint8)
-    for about, data in checkpoint.blocks("ring"):
-        start = about["start"] - floor
-        low = max(0, -start)
-        found[start + low : max(0, start + len(data))] = data[low:]
-    rows = np.argsort(ids, kind="stable")
-    rows = rows[ids[rows] >= 0]
-    coded = [(i, one) for i, one in enumerate(storage.layout.schema.fields) if one.codec]
-    cells, limits = [storage.cell(i) for i, _ in coded], [one.nbytes for _, one in coded]
-    places = np.stack([cell[rows] for cell in cells], axis=1)  # [rows, fields, 2]
-    counts = places[:, :, 1]
-    there = (places[:, :, 0] >= floor) & (counts > 0) & (counts <= limits)
-    there &= places[:, :, 0] + counts <= head
-    room = np.where(there, (counts + 7) // 8 * 8, 0)
-    after = room.sum(axis=1)[::-1].cumsum()[::-1]  # of a row and all later ones
-    fits = after <= ring.most
-    there &= fits[:, None]
-    room = np.where(there, room, 0)
-    base = ring.begin_above(head)
-    positions = np.where(there, base + (room.cumsum() - room.reshape(-1)).reshape(room.shape), -1)
-    ring.put_back(found, positions[there], places[:, :, 0][there] - floor, counts[there])
-    first = np.where(there, positions, base + int(room.sum())).min(axis=1)
-    ring.note(rows, np.where(there.any(axis=1), first, base), base + int(room.sum()))
-    for at, cell in enumerate(cells):  # a position below the floor says that a value is gone
-        cell[rows, 0] = positions[:, at]
-        cell[rows, 1] = np.where(there, counts, 1)[:, at]
-    return 0 if fits.all() else int(ids[rows[int(np.argmax(fits))]])

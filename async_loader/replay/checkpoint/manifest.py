@@ -2,24 +2,157 @@
 
 from __future__ import annotations
 
+import collections
+import inspect
 import json
 import os
 import re
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from async_loader import tree
 from async_loader.errors import ConfigError, CorruptCheckpoint
+from async_loader.replay import samplers
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Bytes
+from async_loader.replay.rate_limiter import RateLimiter
+from async_loader.replay.stream_names import lasting_json
+from async_loader.replay.views import Sequences, Transitions
+from async_loader.schema import Field, Schema
 from async_loader.validation import path_of
 
-FORMAT = 4
+_KINDS: dict[str, type] = {"dict": dict, "list": list, "tuple": tuple}
+_KNOWN: dict[str, Any] = {name: getattr(samplers, name) for name in samplers.__all__}
+_KNOWN |= {"Transitions": Transitions, "Sequences": Sequences}
+
+
+def settings_json(value: object) -> dict[str, Any]:
+    """Convert the class of a sampler or a view and its settings to JSON; what cannot be converted,
+    to its text.
+    """
+    try:
+        return {"value": _encoded(value)}
+    except ConfigError as error:
+        return {"text": repr(value), "why": str(error)}
+
+
+def settings_of(saved: dict[str, Any], role: str) -> Any:
+    """Make what `settings_json` has converted.
+
+    Raises
+    ------
+    ConfigError
+        If the class is not one of the package, or has functions: then one has to be passed.
+    """
+    if "text" in saved:
+        raise ConfigError(
+            f"the checkpoint was saved with the {role} {saved['text']}, and {saved['why']}: pass "
+            f"{role}=..., made as it was then"
+        )
+    return _decoded(saved["value"])
+
+
+def _encoded(value: object) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encoded(one) for one in value]
+    kind = type(value)
+    if _KNOWN.get(kind.__name__) is not kind:
+        raise ConfigError(f"{kind.__qualname__} is no class that a checkpoint can name")
+    names = inspect.signature(kind).parameters
+    return {"$class": kind.__name__, **{name: _encoded(getattr(value, name)) for name in names}}
+
+
+def _decoded(value: object) -> Any:
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value["$class"]
+    if kind not in _KNOWN:
+        raise ConfigError(
+            f"the checkpoint names the class {kind!r}, and this version has none of that name"
+        )
+    return _KNOWN[kind](**{k: _decoded(one) for k, one in value.items() if k != "$class"})
+
+
+def limiter_json(limiter: RateLimiter | None) -> Any:
+    """Convert a limiter's three numbers to JSON."""
+    if limiter is None:
+        return None
+    return [limiter.min_size_to_sample, limiter.samples_per_insert, limiter.error_buffer]
+
+
+def limiter_of(saved: Sequence[Any] | None) -> RateLimiter | None:
+    """Make the limiter of `limiter_json`."""
+    if saved is None:
+        return None
+    least, ratio, buffer = saved  # which were checked when it was made
+    limiter = object.__new__(RateLimiter)
+    limiter._set(least, ratio, tuple(buffer) if isinstance(buffer, list) else buffer)
+    return limiter
+
+
+def name_of(saved: object) -> Hashable:
+    """Convert the name of a stream back from JSON, see `lasting_json`."""
+    return tuple(name_of(one) for one in saved) if isinstance(saved, list) else saved
+
+
+def schema_json(schema: Schema) -> dict[str, Any]:
+    """Convert a schema to JSON."""
+    fields = [
+        [f.name, list(f.shape), f.dtype.str, f.stack, f.next, f.padding, f.codec]
+        for f in schema.fields
+    ]
+    return {"structure": _node(schema.structure), "fields": fields}
+
+
+def _node(node: tree.Structure) -> Any:
+    if node is None:
+        return None
+    kind = node.kind.__name__
+    known = kind if node.kind in (dict, list, tuple) else f"namedtuple {kind}"
+    return [known, list(map(lasting_json, node.keys)), list(map(_node, node.children))]
+
+
+def schema_of(saved: dict[str, Any]) -> Schema:
+    """Convert a schema of `schema_json` back. A namedtuple becomes one of
+    the same name and fields.
+    """
+    fields = [
+        Field(
+            tuple(shape),
+            np.dtype(dtype),
+            stack=stack,
+            next=after,
+            padding=padding,
+            codec=codec,
+            name=name,
+        )
+        for name, shape, dtype, stack, after, padding, codec in saved["fields"]
+    ]
+    return Schema(_node_of(saved["structure"]), tuple(fields))
+
+
+def _node_of(saved: Sequence[Any] | None) -> tree.Structure:
+    if saved is None:
+        return None
+    known, keys, children = saved
+    names = tuple(map(name_of, keys))
+    kind = _KINDS.get(known) or collections.namedtuple(
+        known.removeprefix("namedtuple "), map(str, names)
+    )
+    return tree.Node(kind, names, tuple(map(_node_of, children)))
+
+
+FORMAT = 5
 MANIFEST, DATA = "manifest.json", "data.bin"
 _HEAD, _TAIL = '{"crc32":"%08x","manifest":', "}\n"
 
@@ -142,12 +275,11 @@ class Checkpoint:
 
     def __init__(self, root: Path, number: int) -> None:
         self.manifest = Manifest.read(root / folder_name(number) / MANIFEST)
-        if self.manifest.number != number:
-            raise CorruptCheckpoint(
-                f"{root / folder_name(number) / MANIFEST}: is that of save {self.manifest.number}: "
-                "folders were renamed"
-            )
         self._path = root / folder_name(number) / DATA
+        if (size := os.path.getsize(self._path)) != self.manifest.nbytes:
+            raise CorruptCheckpoint(
+                f"{self._path}: has {size:,} bytes, and its manifest says {self.manifest.nbytes:,}"
+            )
         self._file = open(self._path, "rb")  # noqa: SIM115 (closed by `close`)
 
     @classmethod
@@ -199,8 +331,3 @@ class Checkpoint:
                     )
                 yield block.about, np.frombuffer(raw, np.uint8)
             start += block.nbytes
-        self._file.seek(start)
-        if self._file.read(1):
-            raise CorruptCheckpoint(
-                f"{self._path}: has more than the {start:,} bytes that its manifest says"
-            )

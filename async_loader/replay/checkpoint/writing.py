@@ -25,7 +25,6 @@ comes again in a later round; where a save holds a row more than once, the last 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -39,19 +38,20 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from async_loader.errors import ConfigError, Timeout, Unsupported
+from async_loader.errors import Timeout, Unsupported
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.replay.array_types import Array, Bytes, Ids
-from async_loader.replay.base.row_format import ROW_CHANGED
 from async_loader.replay.checkpoint.manifest import (
     DATA,
     MANIFEST,
     Block,
     Manifest,
     folder_name,
+    limiter_json,
     saves,
+    schema_json,
+    settings_json,
 )
-from async_loader.replay.checkpoint.settings import limiter_json, schema_json, settings_json
 from async_loader.replay.samplers.binding import seeds_json
 from async_loader.replay.stream_names import lasting_json
 from async_loader.replay.table.table import Table
@@ -59,9 +59,8 @@ from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences
 from async_loader.validation import path_of
 
-_SMALL_BYTES = 1 << 20  # copied within a millisecond
 _KEEP_BYTES = 64 << 20
-_ROUNDS = 8
+_ROUNDS = 4
 # Each chunk asks for the GIL a few times, which takes up to 5 ms beside threads that want it: with
 # less, saves of 200 MB beside four writers at full speed fall behind.
 _CHUNK_BYTES = 16 << 20
@@ -91,36 +90,22 @@ class Snapshot:
     def __init__(self, table: Table) -> None:
         self._table, self._ring_next = table, 0
         self._parts = table.storage.row_parts()
-        self._width = 8 + sum(part.shape[1] for part in self._parts)
-
-    def every_row(self) -> range:
-        """Return all rows that were ever used; none counts as changed from here on. Under the
-        table's lock, as `changed_rows`.
-        """
-        self._table.dirty[:] = 0
-        return range(self._table.items.top)
+        self.width = 8 + sum(part.shape[1] for part in self._parts)
+        table.dirty[: table.items.top] = 1
 
     def changed_rows(self) -> Ids:
-        """Return the rows that have changed since they were copied last."""
+        """Return the rows that have changed since they were copied last; at first all."""
         dirty = self._table.dirty
-        rows: Ids = np.flatnonzero((dirty & ROW_CHANGED).view(np.bool_))
+        rows: Ids = np.flatnonzero(dirty.view(np.bool_))
         dirty[:] = 0
         return rows
 
-    def left(self) -> int:
-        """Estimate the bytes of what has changed, while other threads write. Without the lock."""
-        # numpy fails if the array changes while it counts
-        left: int = self._width * int(np.count_nonzero(self._table.dirty & ROW_CHANGED))
-        ring = self._table.ring
-        return left if ring is None else left + ring.head - max(self._ring_next, ring.floor)
-
-    def pieces(self, rows: Ids | range) -> Iterator[Piece]:
+    def pieces(self, rows: Ids) -> Iterator[Piece]:
         """Yield copies of these rows, and of the compressed values that came since."""
-        each = max(1, _CHUNK_BYTES // self._width)
+        each = max(1, _CHUNK_BYTES // self.width)
         for first in range(0, len(rows), each):
             some = rows[first : first + each]
-            start = some.start if isinstance(some, range) else None
-            yield ("rows", {"count": len(some), "start": start}, self._copied(some))
+            yield ("rows", {"count": len(some)}, self._copied(some))
         ring = self._table.ring
         if ring is None:
             return
@@ -129,18 +114,16 @@ class Snapshot:
             self._ring_next = min(stop, begin + _CHUNK_BYTES)
             yield ("ring", {"start": begin}, ring.copy(begin, self._ring_next))
 
-    def _copied(self, rows: Ids | range) -> Bytes:
-        listed = not isinstance(rows, range)
-        copy = np.empty(len(rows) * (self._width if listed else self._width - 8), np.uint8)
-        end = 0
-        if listed:
-            end = 8 * len(rows)
-            copy[:end].view(np.int64)[:] = rows
+    def _copied(self, rows: Ids) -> Bytes:
+        """Return the rows' numbers, and a copy of their bytes, part after part."""
+        count, first, stop = len(rows), rows[0], rows[-1] + 1
+        copy, end = np.empty(count * self.width, np.uint8), 8 * count
+        copy[:end].view(np.int64)[:] = rows
         for part in self._parts:
-            start, end = end, end + len(rows) * part.shape[1]
-            into = copy[start:end].reshape(len(rows), part.shape[1])
-            if isinstance(rows, range):
-                np.copyto(into, part[rows.start : rows.stop])
+            start, end = end, end + count * part.shape[1]
+            into = copy[start:end].reshape(count, part.shape[1])
+            if stop - first == count:
+                np.copyto(into, part[first:stop])
             else:
                 np.take(part, rows, axis=0, out=into, mode="clip")  # "raise" would copy once more
         return copy
@@ -150,7 +133,7 @@ def settings_of_table(table_state: TableState) -> dict[str, Any]:
     """Return what a table was made with, as JSON. Under the lock."""
     return {
         "capacity": table_state.capacity,
-        "max_bytes": None if table_state.ready else table_state.max_bytes,
+        "max_bytes": table_state.max_bytes,
         "max_times_sampled": table_state.max_times_sampled,
         "sampler": settings_json(table_state.sampler),
         "remover": settings_json(table_state.remover),
@@ -189,13 +172,6 @@ def sampler_states(table_state: TableState) -> dict[str, Any]:
     }
     if table_state.table.free is not None:
         states["remover"] = table_state.remover.state()
-    for role, state in states.items():
-        try:
-            json.dumps(state)
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"the state of the {role} is no JSON: return numbers, strings, lists and dicts"
-            ) from None
     return states
 
 
@@ -244,20 +220,14 @@ class Saver:
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
         self.beside: tuple[str, Callable[[], bytes]] | None = None
-        self._one, self._turn = threading.Lock(), threading.Condition()
+        self._one = threading.Lock()
         self._pause_s = 0.0
 
-    def alone(self, path: object, timeout_s: float | None) -> threading.Lock:
-        """Return the lock of the one save or load that may run; with a ``timeout_s``, once it is
-        free.
+    @contextlib.contextmanager
+    def alone(self, path: object, timeout_s: float | None) -> Iterator[None]:
+        """Save or load alone.
 
-        Hold it by ``with`` during the save or load, and call `ended` after it. It is a lock and not
-        a context manager in Python, which Ctrl-C could leave taken.
-
-        Raises
-        ------
-        Timeout
-            While another one lasts.
+        Raises Timeout if another save or load is under way, Unsupported in a fork.
         """
         if self._table_state.foreign:
             raise Unsupported(
@@ -265,28 +235,21 @@ class Saver:
                 "out of step"
             )
         limit = seconds_or_none("timeout_s", timeout_s)
-        if limit is not None:
-            with self._turn:
-                if not self._turn.wait_for(lambda: not self._one.locked(), min(limit, LONGEST_S)):
-                    raise Timeout(
-                        f"{path}: {limit:g} s have passed, and another save or load of this table "
-                        "is under way"
-                    )
-        return self._one
-
-    def ended(self) -> None:
-        """Wake the calls that wait in `alone`."""
-        with self._turn:
-            self._turn.notify_all()
+        if not self._one.acquire(timeout=-1 if limit is None else min(limit, LONGEST_S)):
+            raise Timeout(
+                f"{path}: {limit:g} s have passed, and another save or load of this table is under "
+                "way"
+            )
+        try:
+            yield
+        finally:
+            self._one.release()
 
     def save(self, path: str | os.PathLike[str], timeout_s: float | None = None) -> SaveReport:
         """See `ReplayBuffer.save`."""
         root = Path(path_of("path", path)).absolute()
-        try:
-            with self.alone(path, timeout_s):
-                return self._save(root)
-        finally:
-            self.ended()
+        with self.alone(path, timeout_s):
+            return self._save(root)
 
     def _save(self, root: Path) -> SaveReport:
         started = time.monotonic()
@@ -338,24 +301,19 @@ class Saver:
             if not state.ready:
                 with state.lock:
                     return Manifest(number, settings_of_table(state), None, {}, blocks)
-            cursor = Snapshot(state.table)
             with state.lock:
                 state.catch_up()
-                rows = cursor.every_row()
-            put(cursor.pieces(rows))
-            left, before = cursor.left(), 1 << 62
-            for _ in range(_ROUNDS):
-                if left <= _SMALL_BYTES or left > before * 0.7:
-                    break
+                cursor = Snapshot(state.table)
+            for _ in range(_ROUNDS):  # each takes less time, and finds fewer changes
                 with state.lock:
                     changed = cursor.changed_rows()
                 put(cursor.pieces(changed))
-                left, before = cursor.left(), left
             with state.lock:
                 since = time.monotonic()
                 state.catch_up()
-                rest = cursor.pieces(cursor.changed_rows())
-                if left > _KEEP_BYTES:
+                changed = cursor.changed_rows()
+                rest = cursor.pieces(changed)
+                if len(changed) * cursor.width > _KEEP_BYTES:
                     # Writers outrun the disk: they have to wait once, since all of it may not fit
                     # the memory.
                     put(rest)

@@ -18,14 +18,12 @@ from async_loader.replay.base.row_format import (
     FINAL,
     FLAGS,
     GIVEN,
+    GIVEN_UP,
     ID,
-    LAST,
     NEXT,
     ORDERED,
     PREV,
-    ROW_CHANGED,
     ROWS,
-    STATE_CHANGED,
     STRIDE,
     TAIL,
     TERMINATED,
@@ -45,63 +43,57 @@ from async_loader.replay.kernels.machine import (
     load,
     neighbour,
     peek8,
-    peek64,
     poke_float,
     store,
     there,
 )
 from async_loader.replay.kernels.walking import Visited, unchanged, visit, walk_back, walk_on
-from async_loader.replay.kernels.writing import end_item, note
+from async_loader.replay.kernels.writing import end_item, flag, note
 
 
 @kernel(inline=True)
-def _is_last(g: Any, name: int, streams: int) -> bool:
-    """Return whether this step is the last of an open episode."""
-    for stream in range(streams):  # noqa: SIM110  # kernels have no generators
-        if peek64(g[LAST] + 8 * stream) == name:
-            return True
-    return False
-
-
-@kernel(inline=True)
-def _in_use(g: Any, name: int, streams: int) -> bool:
-    """Return whether a row is still needed: by a step that is or may become an item, or as the past
-    of one.
+def _user(g: Any, name: int) -> int:
+    """Return the id of the first step that shows this row and is or may become an item; -1: none
+    does.
     """
-    for k in range(g[DEPTH]):
+    for _ in range(g[DEPTH]):
         if not there(g, name):
-            return False
+            return -1
         if load(at(g, name) + FLAGS) & (FINAL | DELETED) == 0:
-            return True
-        after = load(at(g, name) + NEXT)
-        if after < 0:
-            return k + 1 < g[DEPTH] and _is_last(g, name, streams)
-        name = after
-    return False
+            return name
+        name = load(at(g, name) + NEXT)
+    return -1
 
 
 @kernel(keeps_gil=True)
-def room(g: Any, streams: int) -> int:
-    """Return how many rows may be written in order before one in use is overwritten.
+def room(g: Any, wanted: int) -> int:
+    """Return how many rows may be written in order before one is overwritten that an item shows.
 
-    Amortised O(1).
-
-    A row that is not in use stays so, and the search continues where it ended last time.
+    Amortised O(1): a row that is not in use stays so, and the search continues where it ended last
+    time. Where fewer than ``wanted`` are free, the oldest steps that wait for their successors
+    never become items.
     """
     tail = max(g[TAIL], g[CURSOR] - g[CAPACITY])
-    while tail < g[CURSOR] and not _in_use(g, tail, streams):
-        tail += 1
+    while tail < g[CURSOR]:
+        user = _user(g, tail)
+        row = user % g[ROWS]
+        if user < 0:
+            tail += 1
+        elif peek8(g[ALIVE] + row) or tail + g[CAPACITY] - g[CURSOR] >= wanted:
+            break
+        else:
+            flag(g, user, row, DELETED)
+            g[GIVEN_UP] += 1
     g[TAIL] = tail
     return tail + g[CAPACITY] - g[CURSOR]
 
 
 @kernel(keeps_gil=True)
-def use_up(times: Any, dirty: Any, rows: Any, most: int, kept: Any) -> None:
+def use_up(times: Any, rows: Any, most: int, kept: Any) -> None:
     """Count a draw of ``rows``, in order; set ``kept[i]`` to ``i`` if the item had a draw left."""
     for i in range(len(rows)):
         if times[rows[i]] < most:
             times[rows[i]] += 1
-            dirty[rows[i]] |= STATE_CHANGED
             kept[i] = i
 
 
@@ -120,7 +112,6 @@ def note_priority(g: Any, row: int, priority: float) -> bool:
     """Store the new priority of a step, see GIVEN. Return whether the step is an item."""
     if g[GIVEN]:
         poke_float(g[GIVEN] + 8 * row, -priority)
-    note(g, row, STATE_CHANGED)
     return peek8(g[ALIVE] + row) != 0
 
 
@@ -145,7 +136,7 @@ def turn_version(g: Any, rows: Any, odd: bool) -> None:
             address = g[BASE] + rows[i] * g[STRIDE] + FLAGS
             if (load(address) & VERSION_ONE != 0) != odd:
                 store(address, load(address) + VERSION_ONE)
-            note(g, rows[i], ROW_CHANGED)
+            note(g, rows[i])
     before_stores()
 
 

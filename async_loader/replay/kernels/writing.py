@@ -32,10 +32,8 @@ from async_loader.replay.base.row_format import (
     PASSED,
     PREV,
     PRIORITY_AT,
-    ROW_CHANGED,
     ROWS,
     SHOWN,
-    STATE_CHANGED,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
@@ -119,7 +117,13 @@ def _set_end_field(g: Any, row: int, field: int) -> None:
 
 
 @kernel(inline=True)
-def _flag(g: Any, name: int, row: int, flags: int) -> None:
+def note(g: Any, row: int) -> None:
+    """Note that a row has changed since the last save."""
+    poke8(g[DIRTY] + row, 1)
+
+
+@kernel(inline=True)
+def flag(g: Any, name: int, row: int, flags: int) -> None:
     """Add flags to a published step in its row. See NOTE [row lock]."""
     if not there_at(g, name, row):
         return
@@ -135,12 +139,7 @@ def _flag(g: Any, name: int, row: int, flags: int) -> None:
     if flags & TRUNCATED:
         _set_end_field(g, row, TRUNCATED_FIELD)
     store(address, (before + 2 * VERSION_ONE) | flags)
-    poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | ROW_CHANGED)
-
-
-@kernel(inline=True)
-def note(g: Any, row: int, change: int) -> None:
-    poke8(g[DIRTY] + row, peek8(g[DIRTY] + row) | change)
+    note(g, row)
 
 
 @kernel(inline=True)
@@ -151,13 +150,12 @@ def deactivate(g: Any, row: int, changes: Any) -> None:
         g[COUNT] -= 1
         poke64(g[DIED] + 8 * changes[1], row)
         changes[1] += 1
-        note(g, row, STATE_CHANGED)
 
 
 @kernel(inline=True, always=True)
 def end_item(g: Any, name: int, row: int, changes: Any) -> None:
     """As `deactivate`; and the step never becomes an item again."""
-    _flag(g, name, row, DELETED)
+    flag(g, name, row, DELETED)
     deactivate(g, row, changes)
 
 
@@ -191,13 +189,12 @@ def _activate(g: Any, name: int, row: int, tells: bool, changes: Any) -> None:
             break
         oldest = before
     if oldest < 0 or (g[ORDERED] and oldest < g[CURSOR] - g[CAPACITY]):
-        _flag(g, name, row, DELETED)  # its past is overwritten
+        flag(g, name, row, DELETED)  # its past is overwritten
         return
     poke8(g[ALIVE] + row, 1)
     g[COUNT] += 1
     poke64(g[BORN] + 8 * changes[0], row)
     changes[0] += 1
-    note(g, row, STATE_CHANGED)
 
 
 @kernel(inline=True, always=True)
@@ -272,9 +269,9 @@ def _give_up(g: Any, last: int, changes: Any) -> None:
         return
     deactivate(g, row, changes)
     before = load(at_row(g, row) + PREV)
-    _flag(g, last, row, FINAL)
+    flag(g, last, row, FINAL)
     if before >= 0 and there(g, before):
-        _flag(g, before, before % g[ROWS], TRUNCATED)
+        flag(g, before, before % g[ROWS], TRUNCATED)
         _pass(g, before % g[ROWS], changes)
         _mature(g, before, changes)
 
@@ -299,16 +296,16 @@ def _settle(g: Any, name: int, row: int, stream: int, flags: int, changes: Any) 
     poke64(address + FLAGS, flags)
     store(address + ID, name + 1)
     poke64(g[NAMES] + 8 * row, name)
-    note(g, row, ROW_CHANGED | STATE_CHANGED)
+    note(g, row)
     if there_at(g, last, before):
         store(at_row(g, before) + NEXT, name)
-        note(g, before, ROW_CHANGED)
+        note(g, before)
     elif last < 0 and flags & FINAL == 0 and there_at(g, -2 - linked, before):
         store(at_row(g, before) + NEXT, -2 - name)
-        note(g, before, ROW_CHANGED)
+        note(g, before)
     if flags & FINAL:
         if last >= 0:
-            _flag(g, last, before, flags & ENDS)
+            flag(g, last, before, flags & ENDS)
             _mature(g, last, changes)
             poke64(mark, -2 - name)
         return
@@ -334,7 +331,7 @@ def _ends(g: Any, stream: int, flags: int, changes: Any) -> bool:
     last = peek64(mark)
     if last < 0:
         return False
-    _flag(g, last, last % g[ROWS], flags & ENDS)
+    flag(g, last, last % g[ROWS], flags & ENDS)
     if flags & SHOWN and g[FOLLOWED]:
         return True
     _give_up(g, last, changes)

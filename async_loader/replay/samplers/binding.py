@@ -22,9 +22,15 @@ from async_loader.replay.samplers.sampler import (
     Rows,
     Sampler,
     shortcut,
+    wrong_counts,
 )
 
 _AHEAD = 16_384
+_TRIES = 64
+"""Rows that are looked at for an item, at most, where four are enough on average."""
+SPARSE = 4
+"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
+_ALL = np.empty(0, np.int64)
 
 
 class RandomNumbers:
@@ -75,32 +81,20 @@ class RandomNumbers:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
-        self._seed, self._made = seeds_of(state["seed"]), state["used"]
+        self._seed, self._made = np.random.SeedSequence(**state["seed"]), state["used"]
         self._rng = np.random.default_rng(self._seed)
         self._rng.bit_generator.advance(self._made)  # type: ignore[attr-defined]
         self._ahead, self._next = np.empty(0), 0
 
 
 def seeds_json(seeds: np.random.SeedSequence) -> dict[str, Any]:
-    """Convert a seed sequence to JSON, with the number of seeds made of it."""
+    """Convert a seed sequence to JSON: its arguments, with the number of seeds made of it."""
     entropy: Any = seeds.entropy
     return {
         "entropy": [int(one) for one in entropy] if np.iterable(entropy) else int(entropy),
         "spawn_key": [int(one) for one in seeds.spawn_key],
-        "pool_size": seeds.pool_size,
         "n_children_spawned": seeds.n_children_spawned,
     }
-
-
-def seeds_of(saved: dict[str, Any], children: int | None = None) -> np.random.SeedSequence:
-    """Make the seed sequence of `seeds_json`, with ``children`` seeds made of it."""
-    made = saved["n_children_spawned"] if children is None else children
-    return np.random.SeedSequence(
-        saved["entropy"],
-        spawn_key=tuple(saved["spawn_key"]),
-        pool_size=saved["pool_size"],
-        n_children_spawned=made,
-    )
 
 
 def innermost(sampler: Any) -> Sampler:
@@ -191,6 +185,8 @@ class Binding:
     uses them. Your own sampler need not derive from it.
     """
 
+    _k: Any  # row_kernels
+
     def __init__(self) -> None:
         self._taken = False
         self._draws = 0
@@ -213,6 +209,26 @@ class Binding:
 
     def _bound(self) -> None:
         """Check the items, and import kernels."""
+
+    def _any_items(self, count: int, among: Rows | None = None) -> Rows:
+        """Draw rows until ``count`` of them hold an item, each with the same probability.
+
+        ``among``: rows to draw from; by default all, or those that hold an item if few do.
+        """
+        items = self._items
+        if among is None:
+            sparse = items.count * SPARSE < items.top
+            among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
+        rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
+        tries = 0
+        while filled < count:
+            if tries > _TRIES * (count + _TRIES):
+                raise wrong_counts(f"{tries:,} draws found {filled} of {items.count:,} items")
+            ahead = self._numbers.ahead(count - filled)
+            filled, used = self._k.any_items(ahead, items.alive, among, candidates, rows, filled)
+            self._numbers.drop(used)
+            tries += used
+        return rows
 
     def reset(self) -> None:
         """Forget all items: those that there are come again."""

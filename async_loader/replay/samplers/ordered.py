@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -85,30 +86,23 @@ class MaxHeap(_ByPriority):
 class _Ordered(Binding):
     """Items by the order of their insertion, each once in a draw.
 
-    Cost: O(1) an item, about 3 us a call.
+    Cost: O(1) and 0.1 us an item, and for a draw 1 ns for each item that was removed since the
+    dictionary grew last. Memory: about 100 bytes an item.
     """
 
     prioritized = False
     weighted = False
     repeats = False
-    _from: ClassVar[int]
 
     def reset(self) -> None:
-        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
-
-        self._k = row_kernels
-        self._before, self._after, self._ends = row_kernels.new_order(self._items.rows)
+        self._rows: dict[int, None] = {}  # in the order of insertion
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
-        self._k.append(self._before, self._after, self._ends, rows)
+        self._rows.update(dict.fromkeys(rows.tolist()))
 
     def remove(self, rows: Rows) -> None:
-        self._k.unlink(self._before, self._after, self._ends, rows)
-
-    def draw(self, count: int) -> Draw:
-        out = np.empty(count, np.int64)
-        links = self._before if self._from else self._after
-        return Draw(out[: self._k.walk(links, self._ends[self._from], out)])
+        for row in rows.tolist():
+            self._rows.pop(row, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -120,10 +114,12 @@ class Fifo(_Ordered):
     As a remover, and then it is the default, it overwrites rows in order.
     """
 
-    _from = 0
+    def draw(self, count: int) -> Draw:
+        return Draw(np.fromiter(islice(self._rows, count), np.int64))
 
 
 class Lifo(_Ordered):
     """The newest ``count`` items, newest first, each once. With ``max_times_sampled=1`` a stack."""
 
-    _from = 1
+    def draw(self, count: int) -> Draw:
+        return Draw(np.fromiter(islice(reversed(self._rows), count), np.int64))

@@ -19,13 +19,13 @@ from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
 
 class _Tree:
     """A tree for kernels: ``nodes``, of which the upper ``width`` are
-    leaves. See tree_kernels.py.
+    leaves. See row_kernels.py.
     """
 
     def __init__(self, rows: int, empty: float) -> None:
-        from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
+        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
-        self._k = tree_kernels
+        self._k = row_kernels
         self.width = 1 << max(0, rows - 1).bit_length()
         self.nodes: Floats = np.full(2 * self.width, empty)
 
@@ -237,9 +237,9 @@ class Prioritized(Binding):
 
     def _bound(self) -> None:
         # late: see compiled.py
-        from async_loader.replay.samplers import row_kernels, tree_kernels
+        from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
-        self._k, self._trees = row_kernels, tree_kernels
+        self._k = row_kernels
 
     def reset(self) -> None:
         rows = self._items.rows
@@ -254,7 +254,7 @@ class Prioritized(Binding):
 
     def _mass(self, priority: Priorities) -> Floats:
         mass = np.empty(len(priority))
-        self._trees.raise_to(priority, self.eps, self.alpha, mass)
+        self._k.raise_to(priority, self.eps, self.alpha, mass)
         return mass
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -278,7 +278,7 @@ class Prioritized(Binding):
         sums = self._masses
         rows, nodes = np.empty((2, len(ids)), np.int64)
         mass = np.empty(len(ids))
-        there, items, largest = self._trees.update_by_id(
+        there, items, largest = self._k.update_by_id(
             geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
             nodes,
         )  # fmt: skip
@@ -309,11 +309,11 @@ class Prioritized(Binding):
         if not self._masses.root > 0:
             self._draws += 1
             weight = np.full(count, 0.0 if self.gives_masses else 1.0, np.float32)
-            return Draw(self._k.draw_any(self._numbers, self._items, count), weight)
+            return Draw(self._any_items(count), weight)
         base, beta = self._weighing()
         rows, mass = self._masses.draw(self._numbers.take(count), stratified=self.stratified)
         weight = np.empty(count, np.float32)
-        self._trees.weigh(mass, base, beta, weight)
+        self._k.weigh(mass, base, beta, weight)
         if self.normalize == "none" or self.gives_masses:
             return Draw(rows, weight)
         return Draw(rows, weight, lambda: -beta * math.log(base if base > 0 else float(mass.min())))
@@ -328,7 +328,7 @@ class Prioritized(Binding):
             return False
         base, beta = self._weighing()
         count = len(reading.ids)
-        missing = self._trees.draw_and_read(
+        missing = self._k.draw_and_read(
             sums.nodes,
             sums.width,
             self._numbers.take(count),
@@ -348,7 +348,7 @@ class Prioritized(Binding):
         return not missing
 
     def _weighing(self) -> tuple[float, float]:
-        """Return what `tree_kernels.weigh` needs for the next draw: the mass whose weight is 1, and
+        """Return what `row_kernels.weigh` needs for the next draw: the mass whose weight is 1, and
         beta.
         """
         beta = self._schedule.at(self._draws)

@@ -105,9 +105,9 @@ class MaxEver:
 
 @cache
 def _kernels() -> Any:
-    from async_loader.replay.samplers import tree_kernels  # late: see compiled.py
+    from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
-    return tree_kernels
+    return row_kernels
 
 
 def check(priority: Priorities, *, given: bool = False) -> None:

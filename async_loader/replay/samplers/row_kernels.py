@@ -1,8 +1,12 @@
-"""Kernels that choose rows: at random, in the order of insertion, by keys. They keep the GIL.
+"""Kernels that choose rows, at random or by keys, and those of sum trees. They keep the GIL.
 
-The order of insertion is a doubly linked list in arrays: O(1) at any place. Keys are in a binary
-heap in an array: the parent of place i is (i - 1) // 2, and comes before its children. What comes
-first: the smaller key; of equal keys, the one that was set longer ago.
+Keys are in a binary heap in an array: the parent of place i is (i - 1) // 2, and comes before its
+children. What comes first: the smaller key; of equal keys, the one that was set longer ago.
+
+A sum tree is an array too: node 1 is the root, the children of n are 2n and 2n + 1, leaves are the
+upper half. Level by level over many items: the loads of one level do not wait for each other, which
+is what an item at a time does. Parents are always computed from their children, so that nothing
+drifts, and the tree depends on its leaves only.
 """
 
 from __future__ import annotations
@@ -11,65 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import Broken
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.samplers.binding import RandomNumbers
-from async_loader.replay.samplers.sampler import Items, Rows
-
-END = -1
-FREE = -2  # not in the list
-
-
-@kernel(keeps_gil=True)
-def append(before: Ids, after: Ids, ends: Ids, rows: Ids) -> None:
-    """Append rows at the young end, in their order, except for known ones.
-
-    ``ends``: the oldest and the youngest row.
-    """
-    for row in rows:
-        if before[row] != FREE:
-            continue
-        before[row], after[row] = ends[1], END
-        if ends[1] == END:
-            ends[0] = row
-        else:
-            after[ends[1]] = row
-        ends[1] = row
-
-
-@kernel(keeps_gil=True)
-def unlink(before: Ids, after: Ids, ends: Ids, rows: Ids) -> None:
-    """Remove rows, wherever they are."""
-    for row in rows:
-        if before[row] == FREE:
-            continue
-        if before[row] == END:
-            ends[0] = after[row]
-        else:
-            after[before[row]] = after[row]
-        if after[row] == END:
-            ends[1] = before[row]
-        else:
-            before[after[row]] = before[row]
-        before[row] = FREE
-
-
-@kernel(keeps_gil=True)
-def walk(links: Ids, start: int, out: Ids) -> int:
-    """Follow ``links`` from ``start`` into ``out``. Return how many rows there were."""
-    row = start
-    for i in range(len(out)):
-        if row == END:
-            return i
-        out[i] = row
-        row = links[row]
-    return len(out)
-
-
-def new_order(rows: int) -> tuple[Any, Any, Any]:
-    """Return ``before``, ``after`` and ``ends`` of an empty list."""
-    return np.full(rows, FREE, np.int64), np.full(rows, END, np.int64), np.full(2, END, np.int64)
+from async_loader.replay.base.row_format import ALIVE, GIVEN
+from async_loader.replay.kernels.machine import prefetch
+from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
 
 
 @kernel(inline=True)
@@ -165,42 +115,6 @@ def smallest(heap: Any, places: Any, keys: Any, ages: Any, counts: Any, out: Any
         size += 1
 
 
-_TRIES = 64
-"""Rows that are looked at for an item, at most, where four are enough on average."""
-
-
-SPARSE = 4
-"""Below one item in this many rows, drawing rows and checking them takes longer than a list."""
-_ALL = np.empty(0, np.int64)
-
-
-def draw_any(numbers: RandomNumbers, items: Items, count: int, among: Rows | None = None) -> Rows:
-    """Draw items with equal probability: from the rows ``among``, of which a quarter or more should
-    hold an item, or from all; O(rows) then, if fewer than a quarter of these do.
-
-    Raises Broken where hardly any does.
-    """
-    if among is None:
-        sparse = items.count * SPARSE < items.top
-        among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
-    rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
-    tries = 0
-    while filled < count:
-        if tries > _TRIES * (count + _TRIES):
-            held = int(np.count_nonzero(items.alive))
-            raise Broken(
-                f"{tries:,} rows were drawn at random, and {filled} of them hold an item where "
-                f"{count} are wanted: of {candidates:,} candidates, {held:,} rows hold one and "
-                f"{items.count:,} are counted. The counts of this table are wrong: save it, and "
-                "load it again, which counts anew"
-            )
-        ahead = numbers.ahead(count - filled)
-        filled, used = any_items(ahead, items.alive, among, candidates, rows, filled)
-        numbers.drop(used)
-        tries += used
-    return rows
-
-
 @kernel(keeps_gil=True)
 def any_items(
     numbers: Array, alive: Array, listed: Ids, candidates: int, rows: Ids, filled: int
@@ -226,3 +140,203 @@ def any_items(
             rows[filled] = row
             filled += 1
     return filled, used
+
+
+@kernel(keeps_gil=True)
+def draw_and_read(
+    tree: Any,
+    leaves: int,
+    numbers: Any,
+    stratified: bool,
+    base: float,
+    beta: float,
+    mass: Any,
+    g: Any,
+    rows: Any,
+    fields: Any,
+    plan: Any,
+    ids: Any,
+    weight: Any,
+) -> int:
+    """`choose`, `weigh` and `read` in one kernel. Returns how many items could not be read."""
+    start = 0
+    while start < len(ids):
+        start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
+    weigh(mass, base, beta, weight)
+    none = rows[:0]
+    return copy_rows(g, rows, ids, fields, plan, ids.ctypes.data, none, none)
+
+
+@kernel(inline=True)
+def _find(g: Any, ids: Any, rows: Any) -> None:
+    """As `find`, and prefetch what `note_priority` needs of the rows."""
+    for i in range(len(ids)):
+        rows[i] = row_of(g, ids[i])
+        if rows[i] >= 0:
+            prefetch(g[GIVEN] + 8 * rows[i])
+            prefetch(g[ALIVE] + rows[i])
+
+
+@kernel(inline=True)
+def _note(g: Any, priority: Any, rows: Any, mass: Any) -> tuple[int, int, float]:
+    """See `update_by_id`. Moves the rows and masses of items to the front."""
+    there, items, largest = 0, 0, -np.inf
+    for i in range(len(rows)):
+        row = rows[i]
+        if row >= 0:
+            there += 1
+            if note_priority(g, row, priority[i]):
+                rows[items], mass[items] = row, mass[i]
+                largest = max(largest, priority[i])
+                items += 1
+    return there, items, largest
+
+
+@kernel(keeps_gil=True)
+def update_by_id(
+    g: Any,
+    ids: Any,
+    priority: Any,
+    eps: float,
+    alpha: float,
+    tree: Any,
+    leaves: int,
+    rows: Any,
+    mass: Any,
+    nodes: Any,
+) -> tuple[int, int, float]:
+    """`find` and store new priorities, `raise_to` masses, and `add_up` those of items.
+
+    Returns how many steps are there; how many of those are items, whose rows and masses come first
+    in ``rows`` and ``mass``; and the largest of their priorities. ``nodes`` is scratch.
+    """
+    _find(g, ids, rows)
+    raise_to(priority, eps, alpha, mass)
+    there, items, largest = _note(g, priority, rows, mass)
+    add_up(tree, leaves, rows[:items], mass[:items], nodes, False)
+    return there, items, largest
+
+
+_ONE = np.uint64(1)
+_PART = 64  # items that go down at a time: one level of them fits the nearest cache
+
+
+@kernel(inline=True)
+def _parents(nodes: Any, count: int) -> int:
+    """Replace nodes by their parents.
+
+    Return how many. Of neighbours with one parent, which a stratified draw has, one stays.
+    """
+    kept, last = 0, 0
+    for i in range(count):
+        node = nodes[i] >> 1
+        kept += node != last
+        nodes[kept - 1] = last = node
+    return kept
+
+
+@kernel(keeps_gil=True)
+def add_up(tree: Any, leaves: int, rows: Any, values: Any, nodes: Any, least: bool) -> None:
+    """Set leaves and the sums above them, or the ``least`` below.
+
+    Of a row that occurs twice the last value counts. ``nodes`` is scratch.
+    """
+    for i in range(len(rows)):
+        nodes[i] = leaves + rows[i]
+        tree[nodes[i]] = values[i]
+    width, count = leaves, len(rows)
+    while width > 1:
+        width >>= 1
+        count = _parents(nodes, count)
+        for i in range(count):
+            node = np.uint64(nodes[i])
+            left = node << _ONE
+            a, b = tree[left], tree[left | _ONE]
+            tree[node] = min(a, b) if least else a + b
+
+
+@kernel(inline=True)
+def _descend(tree: Any, leaves: int, masses: Any, rows: Any, values: Any) -> None:
+    """Find the leaves in which ``masses`` of the total, which is above 0, fall, and their values,
+    which may replace the masses.
+
+    A leaf of 0 is never reached: rounding may carry a mass past the last leaf of a subtree, but not
+    into one without mass. Left or right is arithmetic, since branches would be mispredicted half
+    the time, and indices are unsigned, since signed ones are tested for being negative: together 17
+    us in place of 45 for 256 of a million. What the level after the next needs is prefetched: 13 us
+    in place of 26 if the lower levels have left the cache.
+    """
+    for i in range(len(rows)):
+        rows[i] = 1
+    width, base = leaves, tree.ctypes.data
+    while width > 1:
+        width >>= 1
+        for i in range(len(rows)):
+            left = np.uint64(rows[i]) << _ONE
+            below, mass = tree[left], masses[i]
+            right = np.int64(mass >= below) & np.int64(tree[left | _ONE] > 0.0)
+            masses[i] = mass - below * right
+            rows[i] = np.int64(left) | right
+            if width > 2:
+                prefetch(base + 32 * rows[i])
+    for i in range(len(rows)):
+        values[i] = tree[np.uint64(rows[i])]
+        rows[i] -= leaves
+
+
+@kernel(inline=True)
+def choose_part(
+    tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any, start: int
+) -> int:
+    """Find some dozens of the rows and masses of `choose` from ``start`` on.
+
+    Return the start of the next part.
+    """
+    total, count = tree[1], len(rows)
+    stop = min(start + _PART, count)
+    for i in range(start, stop):
+        mass[i] = (i + numbers[i]) * (total / count) if stratified else numbers[i] * total
+    _descend(tree, leaves, mass[start:stop], rows[start:stop], mass[start:stop])
+    return stop
+
+
+@kernel(keeps_gil=True)
+def choose(tree: Any, leaves: int, numbers: Any, stratified: bool, rows: Any, mass: Any) -> None:
+    """Draw rows in proportion to their leaves, one from each of equal parts or independently.
+
+    Return the leaves' values too.
+    """
+    start = 0
+    while start < len(rows):
+        start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
+
+
+@kernel(keeps_gil=True)
+def weigh(mass: Any, base: float, beta: float, weight: Any) -> None:
+    """Compute ``(base / mass) ** beta``; a base of 0 is the least mass."""
+    if base <= 0.0:
+        base = mass[0]
+        for i in range(1, len(mass)):
+            base = min(base, mass[i])
+    for i in range(len(mass)):
+        weight[i] = (base / mass[i]) ** beta
+
+
+@kernel(keeps_gil=True)
+def raise_to(priority: Any, eps: float, alpha: float, mass: Any) -> None:
+    """Compute ``(priority + eps) ** alpha``, 0 for 0 whatever the exponent."""
+    for i in range(len(priority)):
+        shifted = priority[i] + eps
+        mass[i] = shifted**alpha if alpha > 0.0 else 1.0 * (shifted > 0.0)
+
+
+@kernel(keeps_gil=True)
+def first_refused(priority: Any, largest: float, may_lack: bool) -> int:
+    """Return the position of the first priority that is not a number from 0 to ``largest`` (nor,
+    with ``may_lack``, NaN); -1 if all are.
+    """
+    for i in range(len(priority)):
+        p = priority[i]
+        if not (p >= 0.0 and p <= largest) and not (may_lack and p != p):
+            return i
+    return -1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError
+from async_loader.errors import Broken, ConfigError
 
 Rows = npt.NDArray[np.int64]
 Priorities = npt.NDArray[np.float64]
@@ -189,6 +189,13 @@ class Sampler(Protocol):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`, after `bind` with equal settings. Items are inserted later."""
+
+
+def wrong_counts(fact: str) -> Broken:
+    """Return the error for a sampler that does not find what is counted."""
+    return Broken(
+        f"{fact}: the counts of this table are wrong, save it, and load it again, which counts anew"
+    )
 
 
 def check_sampler(name: str, value: object) -> Sampler:

@@ -1,4 +1,4 @@
-"""The parts of a table, and steps by their ids: read, changed, taken out."""
+"""A table as its process shares it, and steps by their ids: read, changed, taken out."""
 
 from __future__ import annotations
 
@@ -8,94 +8,102 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError, Unsupported
 from async_loader.lifecycle import seconds_or_none
 from async_loader.replay.arguments import floats_of, ids_of, named, one_axis, per_item
-from async_loader.replay.array_types import Array
+from async_loader.replay.array_types import Array, Floats, Ids
+from async_loader.replay.samplers import priority_rules
 from async_loader.replay.table.insert import Inserter
-from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import StepPacker
-from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import View, checked_view
 from async_loader.schema import END_FIELDS, Field
 from async_loader.source import Applied
 from async_loader.table import Batch
 
 
-class TableParts:
-    """The parts that every front of one table shares, and what these do with steps by id.
+class SharedTable(Inserter):
+    """A table as the threads of its process share it, with what they do to steps by id.
+
+    It is built in layers, each in a file of its own and each using those below it::
+
+        by_id.py         SharedTable   reads, changes and takes out steps by id, changes priorities
+        insert.py        Inserter      adds steps
+        sample.py        TableSampler  draws and reads items
+        table_state.py   TableState    allocates the table, adapts it to views, closes it
+        table_access.py  TableAccess   the lock, the limits, the waiting calls
 
     `ReplayBuffer` is the front that waits, `NonblockingTable` the one for an event loop. Both may
-    be used side by side, since each part takes the table's lock by itself. Any thread. An id that
+    be used side by side, since each call takes the table's lock by itself. Any thread. An id that
     is gone is never another step.
-
-    Attributes
-    ----------
-    state : TableState
-        The lock, the table under it, its limits, and the waiting calls.
-    inserter : Inserter
-        Adds steps and changes priorities.
-    table_sampler : TableSampler
-        Draws and reads items.
     """
-
-    def __init__(self, state: TableState) -> None:
-        self.state, self.inserter = state, Inserter(state)
-        self.table_sampler = TableSampler(state)
 
     def get(self, index: object, view: View | None) -> Batch:
         """See `ReplayBuffer.get`."""
         ids = ids_of(index)
         checked_view(view)
-        self.state.check_open()
-        if not self.state.ready:
+        self.check_open()
+        if not self.ready:
             return {"index": np.empty(0, np.int64)}
-        return self.table_sampler.these(ids, view)
+        return self.these(ids, view)
 
     def update_priorities(
         self, index: object, priority: object, view: View | None = None
     ) -> Applied:
         """See `ReplayBuffer.update_priorities`."""
-        ids, eta = ids_of(index), self.state.eta_of(view)
+        ids, eta = ids_of(index), self.eta_of(view)
         if eta is not None:
             priority = per_item(priority, len(ids), eta)
-        return self.inserter.prioritize(ids, floats_of(priority, "priority"))
+        return self.prioritize(ids, floats_of(priority, "priority"))
+
+    def prioritize(self, ids: Ids, priority: Floats) -> Applied:
+        """Change priorities by id."""
+        if ids.shape != priority.shape:
+            raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
+        if not self.prioritized:
+            raise Unsupported(
+                f"this table samples by {self.sampler!r}, and has no priorities to update: "
+                "leave update_priorities out"
+            )
+        priority_rules.check_given(priority)
+        self.checked(priority)
+        if not self.ready:
+            return Applied(0, len(ids))
+        with self.lock:
+            self.catch_up()
+            return self.table.prioritize(ids, priority)
 
     def update(self, index: object, /, **fields: Any) -> Applied:
         """See `ReplayBuffer.update`."""
         ids, fields = one_axis(index, fields)
-        table_state = self.state
-        if not table_state.ready:
+        if not self.ready:
             return Applied(0, len(ids))
-        columns = columns_of(table_state.step_packer, fields, len(ids))
-        with table_state.lock:
-            return table_state.own().patch(ids, columns)
+        columns = columns_of(self.step_packer, fields, len(ids))
+        with self.lock:
+            return self.own().patch(ids, columns)
 
     def delete(self, index: object) -> Applied:
         """See `ReplayBuffer.delete`."""
         ids = ids_of(index)
-        table_state = self.state
-        if not table_state.ready:
+        if not self.ready:
             return Applied(0, len(ids))
-        with table_state.lock:
+        with self.lock:
             try:
-                return table_state.own().delete(ids)
+                return self.own().delete(ids)
             finally:
-                table_state.waiters.ring()
+                self.waiters.ring()
 
     def clear(self, timeout_s: float | None) -> None:
         """See `ReplayBuffer.clear`."""
         seconds_or_none("timeout_s", timeout_s)
-        table_state = self.state
-        with table_state.lock:
-            if not table_state.ready:
-                table_state.check_open()
+        with self.lock:
+            if not self.ready:
+                self.check_open()
                 return
             try:
-                table_state.own().clear()
-                self.table_sampler.forget()
+                self.own().clear()
+                self.forget()
             finally:
-                table_state.waiters.ring()
+                self.waiters.ring()
 
 
 def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) -> dict[int, Array]:

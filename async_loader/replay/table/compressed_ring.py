@@ -24,7 +24,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -296,11 +296,6 @@ class CompressedRing:
 
     # -- for checkpoints ---------------------------------------------------------------------------
 
-    @property
-    def most(self) -> int:
-        """Bytes of values that may be put back into an empty ring."""
-        return self.size - self.size // _SLACK
-
     def copy(self, start: int, stop: int) -> Bytes:
         """Return a copy of the bytes from one position to another."""
         block = self._storage.segment.bytes(self._storage.layout.ring[0], self.size)
@@ -308,14 +303,35 @@ class CompressedRing:
         rest = max(0, first + count - self.size)
         return np.concatenate((block[first : first + count], block[:rest]))
 
-    def begin_above(self, position: int) -> int:
-        """Empty the ring. Return its next position, above this one: none is used again."""
-        self.head = (max(position, self.head) // self.size + 1) * self.size
-        self._words[HEAD] = self.head
-        self._raise(self.head)
-        self._begins[:] = self._given_back = self.head
+    def restore(self, floor: int, head: int, blocks: Iterable[tuple[int, Bytes]], ids: Ids) -> None:
+        """Put the bytes of a saved ring of this size to their places, and point rows to them.
+
+        Positions are shifted by whole rounds of the ring, above all that were ever used.
+
+        Parameters
+        ----------
+        floor, head : int
+            Of the saved ring.
+        blocks : iterable of (int, uint8 array)
+            Its bytes, with the position of the first. Of a place the last counts.
+        ids : int64 array [rows]
+            Of the rows, -1 for those that hold nothing. Rows that are being read have none yet.
+        """
+        room = self._storage.segment.bytes(self._storage.layout.ring[0], self.size)
+        shift = (max(head, self.head) // self.size + 1 - floor // self.size) * self.size
+        self._raise(floor + shift)
+        for start, data in blocks:
+            first = start % self.size
+            rest = self.size - first
+            room[first : first + len(data)], room[: max(0, len(data) - rest)] = (
+                data[:rest],
+                data[rest:],
+            )
+        for i in self._fields:
+            self._storage.cell(i)[ids >= 0, 0] += shift
+        self.head = self._words[HEAD] = head + shift
+        self._begins[:] = self._given_back = floor + shift
         self.tail = 0  # a load may bring earlier ids back
-        return self.head
 
     def put_back(self, source: Bytes, positions: Ids, starts: Ids, counts: Ids) -> None:
         """Copy values, which begin at ``starts`` in ``source``, to positions in the ring."""

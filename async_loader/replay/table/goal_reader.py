@@ -8,8 +8,7 @@ from typing import get_args
 import numpy as np
 
 from async_loader.replay.array_types import Array, Floats, Ids
-from async_loader.replay.hindsight_goals import GOAL, HindsightParts, replace_returns
-from async_loader.replay.hindsight_view import Strategy
+from async_loader.replay.hindsight_view import GOAL, HindsightParts, Strategy, replace_returns
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers.binding import RandomNumbers
 from async_loader.replay.table.storage import Storage

@@ -16,17 +16,11 @@ from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
-from async_loader.replay.table.records import (
-    Heads,
-    Rows,
-    RowSource,
-    plain_heads,
-)
+from async_loader.replay.table.records import Heads, Rows, RowSource, plain_heads
+from async_loader.replay.table.sample import TableSampler
 from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
 from async_loader.replay.table.table import Table
-from async_loader.replay.table.table_state import TableState
 from async_loader.schema import Schema
-from async_loader.source import Applied
 
 _NAN = float("nan")
 _INT64 = np.dtype(np.int64)
@@ -46,17 +40,10 @@ class _Streams(NamedTuple):
     heads: bytes
 
 
-class Inserter:
-    """Inserts steps and changes priorities. Any thread.
+class Inserter(TableSampler):
+    """The part of a table's process that inserts steps. Any thread."""
 
-    Parameters
-    ----------
-    table_state : TableState
-    """
-
-    def __init__(self, table_state: TableState) -> None:
-        self._table_state = table_state
-        self._last: _Streams | None = None
+    _last: _Streams | None = None
 
     def add(
         self,
@@ -71,24 +58,23 @@ class Inserter:
 
         ``said``: flags that tell how the episode stands, beside the step's own fields.
         """
-        table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if type(stream) is not int and type(stream) is not str and type(stream) is not StreamName:
             stream = stream_name(stream)
-        table = table_state._table
+        table = self._table
         if table is None:
             self._begin_with(step, said, final, priority)
-            table = table_state.table
+            table = self.table
         values, flags = table.packer.pack(step, said, final is not None)
         last = None if final is None else table.packer.final(final)
         given = _NAN
-        if priority is not None or table_state.needs_priority:
+        if priority is not None or self.needs_priority:
             given = self._priority(priority)
         try:
-            if table_state._limits is None:
-                with table_state.lock:
-                    table = table_state.table  # another one, after a load
+            if self._limits is None:
+                with self.lock:
+                    table = self.table  # another one, after a load
                     records = table.records
                     number, at = table.streams.get(stream), records.count
                     if (
@@ -96,7 +82,7 @@ class Inserter:
                         and 0 < at < records.limit - 1
                         and records.single
                         and last is None
-                        and not table_state.waiters.any_waits
+                        and not self.waiters.any_waits
                     ):  # as in `_put`, in half the time
                         if records.large:
                             records.put(values, number, flags, given)
@@ -111,7 +97,6 @@ class Inserter:
                 1,
                 timeout_s,
                 1 if last is None else 2,
-                stream,
             )
         except NOT_PACKED:
             table.packer.pack_unusual(step, said, final is not None)  # raises what is wrong
@@ -126,11 +111,10 @@ class Inserter:
         final: list[Any] | None,
     ) -> int:
         """Add a packed step and its final observation. Return its id. Under the lock."""
-        table_state = self._table_state
-        table = table_state.table
+        table = self.table
         records = table.records
         if records.limit == 1:
-            table_state.own()
+            self.own()
         number = table.streams.get(stream)
         if number is None:
             number = table.stream(stream)
@@ -143,7 +127,7 @@ class Inserter:
         records.put(values, number, flags, priority)
         if final is not None:
             records.put(final, number, FINAL, _NAN)
-        if records.count >= records.limit or table_state.waiters.any_waits:
+        if records.count >= records.limit or self.waiters.any_waits:
             self._write(table)
             return int(table.ids_at(at, 1)[0])
         return id_
@@ -153,7 +137,7 @@ class Inserter:
         try:
             table.finish()
         finally:
-            self._table_state.waiters.ring()
+            self.waiters.ring()
 
     def extend(
         self,
@@ -174,39 +158,35 @@ class Inserter:
         whole : bool
             Under a limiter, wait until all may be inserted, rather than insert one by one.
         """
-        table_state = self._table_state
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-        if not table_state.ready:
+        if not self.ready:
 
             def check(packer: StepPacker) -> None:
                 steps = packer.rows(batch, said, final_obs).steps
-                if priority is not None or table_state.prioritized:
+                if priority is not None or self.prioritized:
                     self._priorities(priority, steps)
-                stream_names(stream, steps, ())
+                stream_names(stream, steps)
 
             self._begin(schema_of_columns(batch), check)
-        rows = table_state.step_packer.rows(batch, said, final_obs)
-        if priority is not None or table_state.needs_priority:
+        rows = self.step_packer.rows(batch, said, final_obs)
+        if priority is not None or self.needs_priority:
             rows.prioritize(self._priorities(priority, rows.steps))
-        if table_state._limits is None:
-            with table_state.lock:
+        if self._limits is None:
+            with self.lock:
                 return self._put_rows(rows, stream)
         if not whole:
             return self._put_as_allowed(rows, stream, timeout_s)
-        with table_state.lock:
-            names = stream_names(stream, rows.steps, table_state.own().streams)
         return self._when_insertable(
-            lambda: self._put_rows(rows, stream), rows.steps, timeout_s, len(rows), names
+            lambda: self._put_rows(rows, stream), rows.steps, timeout_s, len(rows)
         )
 
     def _put_rows(self, rows: Rows, stream: object) -> Ids:
         """Add many records. Return the ids of their steps. Under the lock."""
-        table_state = self._table_state
-        table = table_state.table
+        table = self.table
         records = table.records
         if records.limit == 1:
-            table_state.own()
+            self.own()
         streams = self._numbers(table, stream, rows.steps)
         packed = streams.heads if rows.heads is None else rows.of(streams.numbers).tobytes()
         place = table.gather_batch(rows.columns, packed)
@@ -216,7 +196,7 @@ class Inserter:
             table.finish()
             ids = np.empty(rows.count, np.int64)
             table.write(_source(table, rows, streams.numbers), rows.count, ids)
-        if table_state.waiters.any_waits:
+        if self.waiters.any_waits:
             self._write(table)
         return ids if rows.steps == rows.count else ids[rows.are_steps]
 
@@ -229,7 +209,7 @@ class Inserter:
                     return last
             except ValueError:  # a list with arrays
                 pass
-        names = stream_names(stream, steps, table.streams)
+        names = stream_names(stream, steps)
         if isinstance(names, list):
             numbers = table.numbers(names)
         else:
@@ -247,7 +227,7 @@ class Inserter:
             packer.pack_unusual(step, said, final is not None)
             if final is not None:
                 packer.final(final)
-            if priority is not None or self._table_state.prioritized:
+            if priority is not None or self.prioritized:
                 self._priority(priority)
 
         self._begin(Schema.of_step(step), check)
@@ -259,29 +239,28 @@ class Inserter:
         """
         storable(schema)
         check(StepPacker(schema))
-        self._table_state.start(schema)
+        self.start(schema)
 
     def _put_as_allowed(self, rows: Rows, stream: object, timeout_s: float | None) -> Ids:
         """Add many records as the limiter allows them; other threads may insert between."""
-        table_state, at = self._table_state, 0
-        ids = np.full(len(rows), -1, np.int64)
+        at, ids = 0, np.full(len(rows), -1, np.int64)
 
         def attempt() -> bool:
             nonlocal at
-            table, before = table_state.own(), at
+            table, before = self.own(), at
             numbers = self._numbers(table, stream, rows.steps).numbers
             at = self.insert(_source(table, rows, numbers), ids, at)
             if at > before:
-                table_state.waiters.ring()
+                self.waiters.ring()
             return at == len(rows)
 
         def why_not() -> str | None:
             assert rows.heads is not None
-            stream, flags = rows.heads[["stream", "flags"]][at].tolist()
-            return table_state.why_not_insert(1, 2 if flags & AWAITS else 1, {stream})
+            awaits = int(rows.heads["flags"][at]) & AWAITS
+            return self.why_not_insert(1, 2 if awaits else 1)
 
         try:
-            table_state.waiters.until(attempt, "insert", why_not, timeout_s)
+            self.waiters.until(attempt, "insert", why_not, timeout_s)
         except (Timeout, WouldDeadlock, Closed) as error:
             steps_in = int(np.count_nonzero(rows.are_steps[:at]))
             made = type(error)(f"{steps_in} of {rows.steps} steps are in: {error}")
@@ -296,16 +275,16 @@ class Inserter:
         ``ahead``: drawn items that still hold their places.
         """
         while (stop := self._allowed(source.heads, start, ahead)) > start:
-            self._table_state.table.write(source, stop, ids, start)
+            self.table.write(source, stop, ids, start)
             start = stop
         return start
 
     def _allowed(self, heads: Heads, start: int, ahead: int) -> int:
         """Return up to which record may be written now."""
-        limits, table = self._table_state.limits, self._table_state.table
+        limits, table = self.limits, self.table
         if limits is None or start == len(heads):
             return len(heads)
-        streams, flags = heads["stream"][start:], heads["flags"][start:]
+        flags = heads["flags"][start:]
         steps, ended = flags & FINAL == 0, flags & ENDS != 0
         alone = ~(steps | ended)  # a final observation, which its step brings along
         # an end may make two items: its own step's, and that of the step before
@@ -314,13 +293,10 @@ class Inserter:
         if not table.keeps or not count:
             return start + count
         rows = np.cumsum(steps | alone | (flags & SHOWN != 0))
-        room = table.room_for((int(streams[0]),) if table.reserve else ())
-        if rows[count - 1] > room:
-            if room <= table.reserve:  # the rest is for the first stream
-                rows = rows[: int(np.argmax(streams != streams[0])) or len(streams)]
-            count = min(count, int(np.searchsorted(rows, room, "right")))
-            if count and count < len(flags) and alone[count]:
-                count -= 1  # a final observation stays with its step
+        room = table.room(int(rows[0] + alone[1:2].sum()))
+        count = min(count, int(np.searchsorted(rows, room, "right")))
+        if 0 < count < len(flags) and alone[count]:
+            count -= 1  # a final observation stays with its step
         return start + count
 
     def end_episodes(
@@ -334,88 +310,54 @@ class Inserter:
 
         Waits while a queue has no row for ``final_obs``, which is of one stream.
         """
-        table_state = self._table_state
         seconds_or_none("timeout_s", timeout_s)
-        if not table_state.ready:
+        if not self.ready:
             return
         columns = []
         if final_obs is not None:
-            packer, flags = table_state.step_packer, flags | SHOWN
+            packer, flags = self.step_packer, flags | SHOWN
             for i, value in zip(packer.followed, packer.final_values(final_obs), strict=True):
                 columns.append(np.asarray(value, packer.schema.fields[i].dtype)[np.newaxis])
 
         def numbers() -> list[int]:
-            known = table_state.table.streams
+            known = self.table.streams
             return [known[stream] for stream in streams if stream in known]
 
         def attempt() -> bool:
-            table = table_state.own()
-            done = not columns or table_state.has_room(1, numbers())
+            table = self.own()
+            done = not columns or self.has_room(1)
             if done:
                 table.end(numbers(), flags, columns)
-                table_state.waiters.ring()
+                self.waiters.ring()
             return done
 
-        table_state.waiters.until(
-            attempt, "insert", lambda: table_state.table.why_full(), timeout_s
-        )
-
-    def prioritize(self, ids: Ids, priority: Floats) -> Applied:
-        """Change priorities by id."""
-        table_state = self._table_state
-        if ids.shape != priority.shape:
-            raise ConfigError(f"{len(ids)} ids and {len(priority)} priorities: one for each")
-        if not table_state.prioritized:
-            raise Unsupported(
-                f"this table samples by {table_state.sampler!r}, and has no priorities to update: "
-                "leave update_priorities out"
-            )
-        priority_rules.check_given(priority)
-        self.checked(priority)
-        if not table_state.ready:
-            return Applied(0, len(ids))
-        with table_state.lock:
-            table_state.catch_up()
-            return table_state.table.prioritize(ids, priority)
+        self.waiters.until(attempt, "insert", lambda: self.table.why_full(), timeout_s)
 
     def _when_insertable(
-        self,
-        write: Callable[[], T],
-        count: int,
-        timeout_s: float | None,
-        rows: int,
-        names: Hashable | list[Hashable],
+        self, write: Callable[[], T], count: int, timeout_s: float | None, rows: int
     ) -> T:
         """Call ``write`` under the lock as soon as the limiter allows ``count`` items and ``rows``
         rows are free. Return what it returns.
         """
-        table_state = self._table_state
         made: list[T] = []
-        listed = names if isinstance(names, list) else [names]
-
-        def streams() -> set[int]:
-            table = table_state.table
-            return {table.streams.get(name, -1) for name in listed} if table.keeps else set()
 
         def attempt() -> bool:
-            table_state.check_open()
-            if not table_state.may_insert(count, rows, streams()):
-                self._check_ever(count, rows)
+            self.check_open()
+            if not self.may_insert(count, rows):
+                self._check_fits(count, rows)
                 return False
             try:
                 made.append(write())
             finally:
-                table_state.waiters.ring()
+                self.waiters.ring()
             return True
 
-        table_state.waiters.until(
-            attempt, "insert", lambda: table_state.why_not_insert(count, rows, streams()), timeout_s
-        )
+        self.waiters.until(attempt, "insert", lambda: self.why_not_insert(count, rows), timeout_s)
         return made[0]
 
-    def _check_ever(self, count: int, rows: int) -> None:
+    def _check_fits(self, count: int, rows: int) -> None:
         """Raise ConfigError if ``count`` steps, in ``rows`` rows, can never be inserted at once."""
-        limits, table = self._table_state.limits, self._table_state.table
+        limits, table = self.limits, self.table
         if count > 1 and table.keeps and rows > table.window:
             raise ConfigError(
                 f"{count} steps go into the table together or not at all, in {rows} rows, and it "
@@ -442,7 +384,7 @@ class Inserter:
 
     def _check_used(self) -> None:
         """Raise Unsupported for a table without priorities."""
-        if (why := self._table_state.no_priorities) is not None:
+        if (why := self.no_priorities) is not None:
             raise Unsupported(why)
 
     def checked(self, priority: Floats) -> Floats:
@@ -450,12 +392,11 @@ class Inserter:
 
         Raises ConfigError.
         """
-        table_state = self._table_state
         self._check_used()
         known = (
-            table_state.table.prioritized
-            if table_state.ready
-            else [one for one in (table_state.sampler, table_state.remover) if one.prioritized]
+            self.table.prioritized
+            if self.ready
+            else [one for one in (self.sampler, self.remover) if one.prioritized]
         )
         for one in known:
             one.check(priority)

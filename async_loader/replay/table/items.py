@@ -325,5 +325,5 @@ class TableItems:
         raise NotImplementedError
 
     def end(self, numbers: Iterable[int], flags: int) -> None:
-        """See `TableWriting.end`."""
+        """See `Table.end`."""
         raise NotImplementedError

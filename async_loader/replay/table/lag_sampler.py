@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
 import numpy as np
@@ -18,8 +17,8 @@ VERSION = "policy_version"
 _SUFFIX = "_version"
 REASONS = ("became_old", "came_old", "other_run")
 """Why steps are left out."""
-_NONE = -(1 << 62)
-"""Below all versions."""
+_NONE, _MOST = -(1 << 62), 1 << 62
+"""Below all versions, and above."""
 
 
 def weights_of(schema: Schema) -> str:
@@ -55,9 +54,8 @@ class LagSampler(InnerSampler):
     """Has a sampler choose among the steps of recent policies.
 
     It is told of all steps, as any sampler of the table is, and tells ``sampler`` of those that are
-    at most ``max_lag`` versions behind the newest. The steps of each such version are listed, so
-    that they are found when a newer version comes and they have become too old: nothing is
-    searched, and no draw is rejected, however the versions of several actors interleave.
+    at most ``max_lag`` versions behind the newest. When a newer version comes, the versions of all
+    rows are looked at, so that no draw is rejected.
 
     # NOTE [steps that come early]
     Where versions are published, a step may come before the version that made it: weights go to the
@@ -70,8 +68,7 @@ class LagSampler(InnerSampler):
     is above it then is of the other run.
 
     Thread rule: that of a `Sampler`. Cost: those of ``sampler``, and some 20 us a call for
-    additions; a new version looks at the steps that become too old, and at the early ones. Memory:
-    up to 25 bytes a row.
+    additions; a new version takes 2 ms for a million rows. Memory: 17 bytes a row.
 
     Parameters
     ----------
@@ -120,7 +117,8 @@ class LagSampler(InnerSampler):
         self.newest: int | None = published
         self._left_out_by = left_out_by
         self._published = published is not None
-        self._of = np.empty(items.rows, np.int64)  # the versions of the steps that it knows
+        # The versions of the steps that it knows, and the order in which they came.
+        self._of, self._came = np.empty((2, items.rows), np.int64)
         self._over = _NONE
         self.reset()
         self._again = False
@@ -132,10 +130,7 @@ class LagSampler(InnerSampler):
         """Forget all items. Those that come next were counted before."""
         super().reset()
         self._of[:] = _NONE
-        # of each version that is not too old, the rows that its steps have come to: some may have
-        # left
-        self._came: dict[int, array[int]] = {}
-        self._listed = 0
+        self._next = 0
         self.early, self._again = 0, True
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
@@ -150,14 +145,10 @@ class LagSampler(InnerSampler):
         old, early = versions < self.newest - self.max_lag, versions > self.newest
         if not again:
             self._count(rows[old], "came_old")
-        for version in np.unique(versions[~old]).tolist():
-            some = rows[versions == version]
-            self._of[some] = version
-            self._came.setdefault(version, array("q")).frombytes(some.tobytes())
-            self._listed += len(some)
-        if self._listed > 2 * len(self._of):
-            self._came = {one: array("q", self._here(one).tobytes()) for one in self._came}
-            self._listed = sum(map(len, self._came.values()))
+        known = rows[~old]
+        self._of[known] = versions[~old]
+        self._came[known] = np.arange(self._next, self._next + len(known))
+        self._next += len(known)
         self.early += int(early.sum())
         now = ~(old | early)
         some = priority[now]
@@ -170,12 +161,10 @@ class LagSampler(InnerSampler):
             self._begin(rows)
             self.sampler.insert(rows, priority)
 
-    def _here(self, version: int) -> Rows:
-        """Return the rows of the steps of a version that are still there, the oldest first."""
-        rows: Rows = np.array(self._came[version], np.int64)[::-1]
-        rows = rows[np.sort(np.unique(rows, return_index=True)[1])][::-1]
-        here: Rows = rows[self._of[rows] == version]
-        return here
+    def _between(self, low: int, high: int) -> Rows:
+        """Return the rows of steps of versions above ``low`` up to ``high``, as they came."""
+        rows: Rows = np.flatnonzero((self._of > low) & (self._of <= high))
+        return rows[np.argsort(self._came[rows])]
 
     def too_old(self, versions: Array) -> Bools:
         """Return which steps that were drawn, and came back, are left out now; count them."""
@@ -192,13 +181,10 @@ class LagSampler(InnerSampler):
         if version <= before:
             return
         self.newest = version
-        for one in sorted(self._came):
-            if one < version - self.max_lag:
-                self._leave_out(one, "became_old")
-            elif before < one <= version:
-                rows = self._here(one)
-                self.early -= len(rows)
-                self._let_in(rows, self._priorities(rows))
+        self._leave_out(_NONE, version - self.max_lag - 1, "became_old")
+        rows = self._between(before, version)
+        self.early -= len(rows)
+        self._let_in(rows, self._priorities(rows))
 
     def publish(self, version: int) -> None:
         """Note the version that is published now, where all of them are told.
@@ -208,24 +194,20 @@ class LagSampler(InnerSampler):
         left out. See NOTE [steps that come early].
         """
         if self.newest is not None and version < self.newest:
-            early = [one for one in self._came if one > self.newest and len(self._here(one))]
-            self._over = max(self._over, self.newest, *early)
-            for one in list(self._came):
-                self._leave_out(one, "other_run")
+            self._over = max(self._over, self.newest, int(self._of.max()))
+            self._leave_out(_NONE, _MOST, "other_run")
             self.newest = version
         self.see(version)
         if self._over > version:
-            for one in [one for one in self._came if one > version]:
-                self._leave_out(one, "other_run")
+            self._leave_out(version, _MOST, "other_run")
         else:
             self._over = _NONE
         self._published = True
 
-    def _leave_out(self, version: int, reason: str) -> None:
-        rows = self._here(version)
+    def _leave_out(self, low: int, high: int, reason: str) -> None:
+        rows = self._between(low, high)
         self._count(rows, reason)
         self.remove(rows)
-        self._listed -= len(self._came.pop(version))
 
     def _count(self, rows: Rows, reason: str) -> None:
         self._left_out_by[reason] += len(rows)

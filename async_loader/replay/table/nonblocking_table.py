@@ -17,7 +17,7 @@ from async_loader.replay.array_types import Array, Bools, Floats, Ids
 from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, HEAD, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.table.by_id import TableParts
+from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.source_sampler import (
     NewestOf,
@@ -68,11 +68,11 @@ class NonblockingTable:
     """A table as a server uses it. One thread; no call waits.
 
     It is the public seam between a table and a feeder: made as
-    ``NonblockingTable(async_loader.replay.buffer.parts_of(buffer))``.
+    ``NonblockingTable(async_loader.replay.buffer.shared_table(buffer))``.
 
     Parameters
     ----------
-    parts : TableParts
+    table_state : SharedTable
         Of the buffer that is served.
 
     Attributes
@@ -81,10 +81,8 @@ class NonblockingTable:
         Returns how many drawn items still hold their places: see `BatchScheduler.rows_ahead`.
     """
 
-    def __init__(self, parts: TableParts) -> None:
-        self._parts = parts
-        self._table_state, self._inserter = parts.state, parts.inserter
-        self._table_sampler = parts.table_sampler
+    def __init__(self, table_state: SharedTable) -> None:
+        self._table_state = table_state
         with self._table_state.lock:
             self._table_state.served = True  # it reads the table without catching up
             self._table_state.catch_up()
@@ -157,7 +155,7 @@ class NonblockingTable:
     def nothing(self, count: int) -> Exception:
         """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
         with self._table_state.lock:
-            return self._table_sampler.not_enough(count)
+            return self._table_state.not_enough(count)
 
     def begin_anew(self) -> None:
         """Forget the ids of rows, after another save was loaded into the table."""
@@ -215,7 +213,7 @@ class NonblockingTable:
                     "episode"
                 )
         if self._table_state.prioritized:
-            self._inserter.checked(steps.priorities)
+            self._table_state.checked(steps.priorities)
 
     def insert(self, steps: Incoming, start: int, went_in: Callable[[int], object] = id) -> int:
         """Insert as many steps from row ``start`` on as the limiter allows now.
@@ -230,7 +228,7 @@ class NonblockingTable:
         ids = np.empty(len(steps), np.int64)
         with self._table_state.lock:
             source = RowSource.of(self._table_state.own().fields_of(steps.columns), heads)
-            stop = self._inserter.insert(source, ids, start, self.ahead())
+            stop = self._table_state.insert(source, ids, start, self.ahead())
             if steps.seen and self.leased:
                 self._note_seen(ids[start:stop][steps.flags[start:stop] & FINAL == 0])
             went_in(stop)
@@ -253,7 +251,7 @@ class NonblockingTable:
 
     def prioritize(self, ids: Ids, priorities: Floats) -> Applied:
         """As `ReplayBuffer.update_priorities`. Copies arrays of a message, which are read-only."""
-        return self._inserter.prioritize(ids_of(ids), floats_of(priorities, "priority"))
+        return self._table_state.prioritize(ids_of(ids), floats_of(priorities, "priority"))
 
     def _note_seen(self, ids: Ids) -> None:
         """Remember rows until they are drawn.
@@ -324,7 +322,7 @@ class NonblockingTable:
             self._table_state, given, seed, rank, world_size, view, max_lag, newest_of, masses
         )
         try:
-            return SamplerSession(self._parts, view, chosen, min_size)
+            return SamplerSession(self._table_state, view, chosen, min_size)
         except BaseException:
             if chosen.own is not None:
                 self._table_state.let_go_of(chosen.own)

@@ -36,11 +36,8 @@ def complete(table: Items, rows: Ids, ahead: int) -> Ids:
     return rows
 
 
-def derive(table: Items, first: int) -> None:
-    """Find out from rows that were put in place which of them hold items.
-
-    ``first``: the first step that can be shown whole.
-    """
+def derive(table: Items) -> None:
+    """Find out from rows that were put in place which of them hold items."""
     g, items, ids, heads = table.g, table.items, table.ids, table.storage.heads()
     ids[:] = heads[:, r.ID // 8] - 1
     flags = heads[:, r.FLAGS // 8]
@@ -55,9 +52,9 @@ def derive(table: Items, first: int) -> None:
             at = oldest % len(ids)
             before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
             oldest = np.where(before >= 0, before, oldest)
-        limit = max(first, int(g[r.CURSOR]) - table.window)
+        limit = int(g[r.CURSOR]) - table.window
         # a step that waits for its successors is told when these are there
-        waits = (ids[used] >= limit) & (oldest >= first) & (items.alive[used] == 0)
+        waits = (ids[used] >= limit) & (items.alive[used] == 0)
         gone = used[(oldest < limit) & ~waits]
         flags[gone] |= r.DELETED
         items.alive[gone] = 0
@@ -103,7 +100,7 @@ def look_ahead(table: Items, steps: int) -> None:
     table.unfinished = True
     table.g[r.LOOKAHEAD] = steps
     if table.g[r.TOP]:  # samplers may be bound to nothing yet
-        derive(table, 0)
+        derive(table)
         table.inserted -= before - len(table)
         rebuild(table)
     table.unfinished = False

@@ -5,7 +5,7 @@ A step is checked and packed once, by `StepPacker`, and goes into a row of `Reco
 is unusual about it (how its episode stands, a priority) is in the record's head, and a final
 observation is a record of its own, with the flag FINAL, behind that of its step. One call of the
 kernel that writes rows takes as long as ten small steps in it. So a table takes its records many
-at a time: `TableWriting.finish`, which every access to the table calls first, under the same lock.
+at a time: `Table.finish`, which every access to the table calls first, under the same lock.
 A record counts only when all of it is there.
 """
 

@@ -14,8 +14,6 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.episode_ends import check_end_names
-from async_loader.replay.limiter_arithmetic import LimiterState
-from async_loader.replay.rate_limiter import UNLIMITED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler, shortcut
 from async_loader.replay.samplers.binding import RandomNumbers, Seeded
@@ -33,8 +31,8 @@ _KEPT_PLANS = 8
 _MUCH = 64 << 20  # bytes of a batch, from which on its memory is checked first
 
 
-class TableSampler:
-    """Draws batches from a table. Any thread.
+class TableSampler(TableState):
+    """The part of a table's process that draws batches. Any thread.
 
     It also works out how batches of a view are read, once for each view.
 
@@ -42,14 +40,10 @@ class TableSampler:
     `take` chooses items under the lock. Short batches of small fields are read there too, and so
     are items that are used up: no other draw would show a row that is overwritten. All others are
     read without the lock, by `complete`.
-
-    Parameters
-    ----------
-    table_state : TableState
     """
 
-    def __init__(self, table_state: TableState) -> None:
-        self._table_state = table_state
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._read_plans: dict[Any, ReadPlan] = {}
         # By the id of a read plan: one reader for each thread that samples at the same time.
         self._idle: dict[int, list[ReplayReader]] = {}
@@ -60,25 +54,37 @@ class TableSampler:
         From here on the table keeps the successors that the view shows. Raises ConfigError for a
         view that the table can never show; then nothing is changed.
         """
-        table_state = self._table_state
-        view = table_state.view if view is None else checked_view(view)
+        view = self.view if view is None else checked_view(view)
         key = (view, sampler is not None and sampler.weighted)
         known = self._read_plans.get(key)
         if known is not None:
             return known
-        assert table_state.schema is not None
-        if view is not table_state.view:  # a table that was loaded may show what it showed
-            check_end_names(table_state.schema, view)
-        shown = within(view, table_state.table.items.rows)
-        read_plan = ReadPlan.of(table_state.schema, shown, weighted=key[1])
-        with table_state.lock:
-            table_state.catch_up()
-            table_state.look_ahead(read_plan)
+        assert self.schema is not None
+        if view is not self.view:  # a table that was loaded may show what it showed
+            check_end_names(self.schema, view)
+        shown = within(view, self.table.items.rows)
+        read_plan = ReadPlan.of(self.schema, shown, weighted=key[1])
+        with self.lock:
+            self.catch_up()
+            self.look_ahead(read_plan)
             if len(self._read_plans) == _KEPT_PLANS:  # of views made anew for each call
                 oldest = self._read_plans.pop(next(iter(self._read_plans)))
                 self._idle.pop(id(oldest), None)
             self._idle[id(read_plan)] = []
             return self._read_plans.setdefault(key, read_plan)
+
+    def drawing_sampler(self, sampler: Any, view: View | None) -> Any:
+        """Return what draws the items of ``view`` as a sampler of the table does.
+
+        That is the sampler itself, but for sequences; see `SequenceSampler`.
+        """
+        view = self.view if view is None else view
+        if not isinstance(view, Sequences) or not self.ready:
+            return sampler
+        if isinstance(sampler, Seeded):
+            inner = self.drawing_sampler(sampler.sampler, view)
+            return sampler if inner is sampler.sampler else sampler.over(inner)
+        return self.sequence_sampler(view) if sampler is self.sampler else sampler
 
     def reader(self, read_plan: ReadPlan, numbers: RandomNumbers | None = None) -> ReplayReader:
         """Make a reader.
@@ -86,8 +92,8 @@ class TableSampler:
         ``numbers`` choose hindsight goals; by default it has its own, from the table's seed.
         """
         if numbers is None and read_plan.goals is not None:
-            numbers = RandomNumbers(self._table_state.seeds.spawn(1)[0])
-        return ReplayReader(self._table_state.table.storage, read_plan, numbers)
+            numbers = RandomNumbers(self.seeds.spawn(1)[0])
+        return ReplayReader(self.table.storage, read_plan, numbers)
 
     def batch(
         self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float | None
@@ -105,30 +111,27 @@ class TableSampler:
         Waits for enough items, and for the limiter; without a limiter and a ``timeout_s`` it raises
         NotEnoughData instead.
         """
-        table_state = self._table_state
         batch_size = positive("batch_size", batch_size)
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-        waits = table_state.limiter is not None or timeout_s is not None
-        if not table_state.ready:
+        waits = self.limiter is not None or timeout_s is not None
+        if not self.ready:
             if not waits:
                 raise self.not_enough(batch_size)
 
             def begun() -> bool:
-                table_state.check_open()
-                return table_state.ready
+                self.check_open()
+                return self.ready
 
-            table_state.waiters.until(
-                begun, "sample", lambda: "no step has been added yet", timeout_s
-            )
-        sampler = drawing_sampler(table_state, sampler, view)
+            self.waiters.until(begun, "sample", lambda: "no step has been added yet", timeout_s)
+        sampler = self.drawing_sampler(sampler, view)
         read_plan = self.read_plan(view, sampler)
         readers = self._idle.get(id(read_plan), [])
         try:
             reader = readers.pop()
         except IndexError:
             reader = self.reader(read_plan)
-        with table_state.lock:
+        with self.lock:
             taken = self.take(reader, sampler, batch_size)
         if taken is None:
             if not waits:
@@ -139,7 +142,7 @@ class TableSampler:
                 taken = self.take(reader, sampler, batch_size)
                 return taken is not None
 
-            table_state.waiters.until(
+            self.waiters.until(
                 attempt, "sample", lambda: self.why_not(sampler, batch_size), timeout_s
             )
         if isinstance(taken, Drawn):
@@ -150,7 +153,7 @@ class TableSampler:
 
     def fill(self, reader: ReplayReader, sampler: Sampler, target: Target) -> None:
         """Draw a batch into a target of the reader. `why_not` has returned ``None``."""
-        with self._table_state.lock:
+        with self.lock:
             taken = self.take(reader, sampler, len(target.rows), into=target)
         self.complete(reader, taken, target)
 
@@ -165,12 +168,11 @@ class TableSampler:
         """Draw a batch, and read it if that is quick or the items are used up; ``None`` if it
         cannot be drawn now. Under the lock. See NOTE [draws].
         """
-        table_state = self._table_state
-        table_state.check_open()
+        self.check_open()
         if self.why_not(sampler, count, min_size) is not None:
             return None
-        table = table_state.table
-        uses_up = bool(table_state.max_times_sampled)
+        table = self.table
+        uses_up = bool(self.max_times_sampled)
         taken: Sequence[Array] | Drawn | None = None
         if not uses_up and reader.at_once(count):
             quick = shortcut(sampler, "draw_into", "draw")
@@ -186,18 +188,18 @@ class TableSampler:
             taken = self.now(sampler, count)
             if uses_up:
                 return self.complete(reader, taken, into)
-        if table_state.waiters.any_waits:
-            table_state.waiters.ring()
+        if self.waiters.any_waits:
+            self.waiters.ring()
         return taken
 
     def now(self, sampler: Sampler, count: int) -> Drawn:
         """Choose items, and count them. Under the lock, when `why_not` has returned ``None``."""
-        table_state, table = self._table_state, self._table_state.table
+        table = self.table
         drawn = table.draw(sampler, count)
-        if not table_state.max_times_sampled:
+        if not self.max_times_sampled:
             table.sampled += len(drawn.ids)
-        if table_state.waiters.any_waits:
-            table_state.waiters.ring()
+        if self.waiters.any_waits:
+            self.waiters.ring()
         return drawn
 
     def complete(
@@ -226,11 +228,11 @@ class TableSampler:
 
     def these(self, ids: Ids, view: View | None) -> dict[str, Any]:
         """Read steps by id, in their order. Ids that are gone are left out."""
-        table_state, read_plan = self._table_state, self.read_plan(view)
-        with table_state.lock:
-            table_state.check_open()
-            table_state.catch_up()
-            ids = ids[table_state.table.find(ids) >= 0]
+        read_plan = self.read_plan(view)
+        with self.lock:
+            self.check_open()
+            self.catch_up()
+            ids = ids[self.table.find(ids) >= 0]
         reader = self.reader(read_plan)
         _check_memory(reader, len(ids), f"{len(ids):,} ids")
         into, gone = reader.take(ids)
@@ -249,14 +251,13 @@ class TableSampler:
 
         Under the lock. Raises ConfigError if they never can be.
         """
-        table_state = self._table_state
-        table_state.catch_up()
+        self.catch_up()
         held = 0
         most: int | None = 0  # in one draw
-        if table_state.ready:
-            held, most = table_state.table.held_for(sampler), table_state.table.drawable(sampler)
-        limits = table_state.limits
-        once = not sampler.repeats or bool(table_state.max_times_sampled)
+        if self.ready:
+            held, most = self.table.held_for(sampler), self.table.drawable(sampler)
+        limits = self.limits
+        once = not sampler.repeats or bool(self.max_times_sampled)
         if limits is not None and not limits.may_sample(count):
             if not limits.can_ever_sample(count):
                 raise ConfigError(limits.why_not_sample(count))
@@ -270,73 +271,30 @@ class TableSampler:
                 f"{_noun(sampler)}: the replay buffer holds {held} of the {needed} that sampling "
                 f"needs{_needs(sampler)}, add more"
             )
-        if table_state.ready:
-            self._check_ever(sampler, count, min_size, most or 0)
+        if self.ready:
+            self.check_ever(sampler, count, min_size)
         lag = _inner(sampler)
         return reason + (lag.left_out if isinstance(lag, LagSampler) else "")
 
-    def _check_ever(self, sampler: Sampler, count: int, min_size: int, held: int) -> None:
-        """Raise ConfigError if ``count`` items can never be drawn at once. ``held``: now."""
-        table_state, table = self._table_state, self._table_state.table
-        limits, capacity = table_state.limits, table.storage.layout.capacity
-        if _noun(sampler) != "steps":
-            wanted = min_size if sampler.repeats else max(count, min_size)
-            if wanted > capacity:
-                raise ConfigError(
-                    f"{wanted:,} sequences are asked for, and a table of {capacity:,} steps holds "
-                    "one for each step at most: ask for fewer, or raise the capacity"
-                )
-            return
-        surely = self.check_size(min_size)
-        if sampler.repeats and not table_state.max_times_sampled:
-            return
-        times = table_state.max_times_sampled if sampler.repeats else 1
-        if count > times * surely:
+    def check_ever(self, sampler: Sampler, count: int, min_size: int) -> None:
+        """Raise ConfigError for more items than the table ever holds at once. Under the lock."""
+        table, capacity = self.table, self.table.storage.layout.capacity
+        surely = capacity if _view(sampler) else table.surely(int(table.g[LOOKAHEAD]))
+        times = self.max_times_sampled if sampler.repeats else 1
+        wanted = max(min_size, -(-count // times) if times else 0)
+        if wanted > surely:
             raise ConfigError(
-                f"{sampler!r} draws no item {_too_often(times)}, and {count:,} are more than a "
-                f"table of {capacity:,} steps holds at once, {times * surely:,}: draw fewer at a "
-                "time, or raise the capacity"
-            )
-        if limits is not None:
-            self._check_limiter(limits, count, held, times)
-
-    def check_size(self, min_size: int) -> int:
-        """Return how many items the table holds at every moment. Under the lock.
-
-        Raises ConfigError if that is less than ``min_size``.
-        """
-        table = self._table_state.table
-        surely = table.surely(int(table.g[LOOKAHEAD]))
-        if min_size > surely:
-            raise ConfigError(
-                f"min_size={min_size:,}: the table keeps {table.storage.layout.capacity:,} steps, "
-                f"of which {surely:,} can be drawn while an episode is open: use {surely:,} or "
-                "less, or raise the capacity"
-            )
-        return surely
-
-    def _check_limiter(self, limits: LimiterState, count: int, held: int, times: int) -> None:
-        """Raise ConfigError if the limiter stops inserting before there are enough items."""
-        more = limits.insertable()
-        if more == UNLIMITED or (
-            more and self._table_state.table.g[LOOKAHEAD]
-        ):  # a step may make items of several
-            return
-        most = max(len(self._table_state.table) + more, limits.config.min_size_to_sample)
-        if count > max(held, times * most):
-            buffer = limits.config.buffer_for(count * limits.config.samples_per_insert)
-            raise ConfigError(
-                f"{count:,} can never be sampled at once: {limits.config} stop inserting at "
-                f"{most:,} items, and no item is drawn {_too_often(times)}: sample fewer at a "
-                f"time, or use {buffer}"
+                f"{wanted:,} items are asked for at once, and the table keeps {capacity:,} steps, "
+                f"of which {surely:,} can be drawn while an episode is open: ask for fewer, or "
+                "raise the capacity"
             )
 
     def not_enough(self, count: int, sampler: Sampler | None = None) -> NotEnoughData:
         """Return what a draw of too many items raises. Under the lock."""
         held, what, needs = 0, "items", ""
-        if self._table_state.ready:
-            sampler = sampler or self._table_state.sampler
-            held = self._table_state.table.held_for(sampler)
+        if self.ready:
+            sampler = sampler or self.sampler
+            held = self.table.held_for(sampler)
             what = "items" if _noun(sampler) == "steps" else "sequences"
             needs = _needs(sampler)
         return NotEnoughData(
@@ -363,39 +321,26 @@ def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
     return rebuilt
 
 
-def drawing_sampler(table_state: TableState, sampler: Any, view: View | None) -> Any:
-    """Return what draws the items of ``view`` as a sampler of the table does.
-
-    That is the sampler itself, but for sequences; see `SequenceSampler`.
-    """
-    view = table_state.view if view is None else view
-    if not isinstance(view, Sequences) or not table_state.ready:
-        return sampler
-    if isinstance(sampler, Seeded):
-        inner = drawing_sampler(table_state, sampler.sampler, view)
-        return sampler if inner is sampler.sampler else sampler.over(inner)
-    return table_state.sequence_sampler(view) if sampler is table_state.sampler else sampler
-
-
-def _too_often(times: int) -> str:
-    return "twice" if times == 1 else f"more than {times} times"
-
-
-def _noun(sampler: Sampler) -> str:
-    return "sequences" if isinstance(_inner(sampler), SequenceSampler) else "steps"
-
-
 def _inner(sampler: Sampler) -> Sampler:
     """Return what draws, behind a seed of its own."""
     return sampler.sampler if isinstance(sampler, Seeded) else sampler
 
 
+def _view(sampler: Sampler) -> Sequences | None:
+    """Return the view whose sequences a sampler draws."""
+    sampler = _inner(sampler)
+    return sampler.view if isinstance(sampler, SequenceSampler) else None
+
+
+def _noun(sampler: Sampler) -> str:
+    return "steps" if _view(sampler) is None else "sequences"
+
+
 def _needs(sampler: Sampler) -> str:
     """Say what a sequence is made of, as a part of a message."""
-    sampler = _inner(sampler)
-    if not isinstance(sampler, SequenceSampler):
+    view = _view(sampler)
+    if view is None:
         return ""
-    view = sampler.view
     if view.whole:
         return f" (each is an episode of {view.length:,} steps or fewer that has ended)"
     steps = (view.least - 1) * view.dilation + 1

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from async_loader.errors import Broken
 from async_loader.replay.array_types import Ids
 from async_loader.replay.samplers import Draw, Items, Sampler
-from async_loader.replay.samplers.sampler import Priorities, Rows
+from async_loader.replay.samplers.sampler import Priorities, Rows, wrong_counts
 from async_loader.replay.views import Sequences
 
 
@@ -194,9 +193,8 @@ class SequenceSampler(InnerSampler):
                 self._g, rows, done, self._shape, self._seen, self._position, found, count
             )
             if done < 0:
-                raise Broken(
-                    f"the links of steps {self._seen[rows].tolist()[:8]} do not lead from the "
-                    "first to the last of their episode: save the table, and load it again"
+                raise wrong_counts(
+                    "links do not lead from the first step of an episode to the last"
                 )
             parts.append(found[: count[0]].copy())
         return parts[0] if len(parts) == 1 else np.concatenate((*parts, _NONE))

@@ -14,11 +14,9 @@ from async_loader.replay.samplers import Prioritized, Sampler, Uniform
 from async_loader.replay.samplers.binding import RandomNumbers, Seeded, innermost, like
 from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.replay.table.batch_arrays import Target
-from async_loader.replay.table.by_id import TableParts
+from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.lag_sampler import LagSampler, version_field, weights_of
 from async_loader.replay.table.reader import ReplayReader
-from async_loader.replay.table.sample import drawing_sampler
-from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View
 from async_loader.schema import Schema
 from async_loader.validation import whole
@@ -47,7 +45,7 @@ class SamplerSession:
 
     Parameters
     ----------
-    parts : TableParts
+    table_state : SharedTable
     view : View | None
     chosen : SourceSampler
         Its own sampler is detached by `close`.
@@ -57,16 +55,16 @@ class SamplerSession:
 
     def __init__(
         self,
-        parts: TableParts,
+        table_state: SharedTable,
         view: View | None,
         chosen: SourceSampler,
         min_size: int = 1,
     ) -> None:
-        self._table_state, self._table_sampler = parts.state, parts.table_sampler
+        self._table_state = table_state
         self._view, self._chosen, self._min_size = view, chosen, min_size
         self._sampler = chosen.sampler
         self._lag = chosen.own if isinstance(chosen.own, LagSampler) else None
-        self._read_plan = self._table_sampler.read_plan(view, chosen.sampler)
+        self._read_plan = self._table_state.read_plan(view, chosen.sampler)
         self._reader: ReplayReader | None = None
 
     @property
@@ -135,12 +133,12 @@ class SamplerSession:
         table_state = self._table_state
         with table_state.lock:
             table_state.check_open()
-            return self._table_sampler.why_not(self._sampler, count, self._min_size)
+            return self._table_state.why_not(self._sampler, count, self._min_size)
 
     def nothing(self, count: int) -> Exception:
         """Return what `ReplayBuffer.sample` raises for too few items without a limiter."""
         with self._table_state.lock:
-            return self._table_sampler.not_enough(count, self._sampler)
+            return self._table_state.not_enough(count, self._sampler)
 
     def most(self, count: int) -> int:
         """Return how many items can be drawn at once now, up to ``count``."""
@@ -156,7 +154,7 @@ class SamplerSession:
 
         Call it when `why_not` has returned ``None``.
         """
-        return self._table_sampler.arrays(self._sampler, count, self._view, 0.0)
+        return self._table_state.arrays(self._sampler, count, self._view, 0.0)
 
     def target(self, arrays: Sequence[Array]) -> Target:
         """Wrap the caller's arrays as a target for `fill`.
@@ -164,7 +162,7 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = self._table_sampler.reader(self._read_plan, self._numbers())
+            self._reader = self._table_state.reader(self._read_plan, self._numbers())
         return self._reader.target(arrays)
 
     def _numbers(self) -> RandomNumbers | None:
@@ -178,7 +176,7 @@ class SamplerSession:
         Call it when `why_not` has returned ``None``.
         """
         assert self._reader is not None
-        self._table_sampler.fill(self._reader, self._sampler, target)
+        self._table_state.fill(self._reader, self._sampler, target)
 
     def close(self) -> None:
         """Detach the learner's own sampler from the table."""
@@ -210,7 +208,7 @@ class SourceSampler(NamedTuple):
 
 
 def sampler_for(
-    table_state: TableState,
+    table_state: SharedTable,
     sampler: Sampler | None,
     seed: int | None,
     rank: int,
@@ -235,7 +233,7 @@ def sampler_for(
         sampler = Uniform()
     if sampler is None:
         shared = Seeded(shared, words, masses) if masses or words is not None else shared
-        return SourceSampler(drawing_sampler(table_state, shared, view), None, words)
+        return SourceSampler(table_state.drawing_sampler(shared, view), None, words)
     check_sampler("sampler", sampler)
     if not table_state.ready:
         what = "a sampler beside the table's" if max_lag is None else "max_lag"
@@ -256,7 +254,7 @@ def sampler_for(
 
 
 def _within_lag(
-    table_state: TableState,
+    table_state: SharedTable,
     sampler: Sampler,
     view: View | None,
     max_lag: int,

@@ -4,15 +4,17 @@ may be written.
 # NOTE [queue tables]
 Rows are written in order, and the limiter counts items. Rows without items (final observations,
 steps that wait for their successors, the past of stacks) take room beside them. So where no item
-may be lost, a row is overwritten only when nothing in it is still to be drawn, which `room` counts,
-and writers wait for that. Spare rows provide what one open episode needs beside its items, so that
-a queue of ``capacity`` items fits; and, as long as they are some, the rows of deleted items, which
-are free when the order has passed them.
+may be lost, a row is overwritten only when no item in it is still to be drawn, which `room` counts,
+and writers wait for that. Steps that wait for successors hold no row: they give way to others, so
+that an episode that stands still stops nothing. Spare rows provide what one open episode needs
+beside its items, so that a queue of ``capacity`` items fits; and, as long as they are some, the
+rows of deleted items, which are free when the order has passed them.
 """
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Container, Hashable, Iterable
 
 import numpy as np
@@ -136,53 +138,22 @@ class TableStreams(TableItems):
 
     # -- room --------------------------------------------------------------------------------------
 
-    def room(self) -> int:
-        """Return how many rows may be written before one is overwritten whose item is still to be
-        drawn.
+    def room(self, wanted: int) -> int:
+        """Return how many rows may be written now. Where fewer than ``wanted`` are free, steps that
+        wait for their successors are given up.
         """
         if self.free is not None:
             return self.free.left()
-        room = int(self._k.room(self.g, len(self.last)))
-        if room <= 1 and self._stale:  # episodes from before a load never go on
-            self.begin_anew(self._stale)
-            room = int(self._k.room(self.g, len(self.last)))
+        before = self.g[r.GIVEN_UP]
+        room = int(self._k.room(self.g, wanted))
+        if self.g[r.GIVEN_UP] and not before:
+            text = (
+                f"a step that waited for its successor was given up: all {self.window:,} rows of "
+                "the queue were written since; give it a larger capacity, or end episodes that "
+                "stand still"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return room
-
-    def room_for(self, streams: Container[int]) -> int:
-        """As `room`, for writing to these streams.
-
-        An open episode pins its newest steps, and goes on only if there are rows for its next ones.
-        So each leaves that many rows to every other, and only the one that pins the oldest row in
-        use may take all that are left: that row is released in the end, in whatever order episodes
-        go on.
-        """
-        room, per = self.room(), self.reserve
-        if not per or room >= 2 + per * len(self.streams):
-            return room
-        if self.tail_stream() in streams:
-            return room
-        others = sum(
-            1 for number in np.flatnonzero(self.last >= 0).tolist() if number not in streams
-        )
-        return max(0, room - per * others)
-
-    @property
-    def reserve(self) -> int:
-        """Rows that an open episode needs until its oldest pinned step is released; 0 if it pins
-        none.
-        """
-        ahead, depth = int(self.g[r.LOOKAHEAD]), int(self.g[r.DEPTH])
-        pins = self.free is None and (ahead or depth > 1)
-        return max(1, ahead) + int(self.g[r.FOLLOWED]) if pins else 0
-
-    def tail_stream(self) -> int:
-        """Return the stream whose open episode pins the oldest row in use; -1 if none does."""
-        tail = int(self.g[r.TAIL])
-        row = tail % self.storage.layout.rows
-        if self.items.alive[row]:
-            return -1
-        numbers = np.flatnonzero(self.last >= tail).tolist()
-        return next((number for number in numbers if self._shows(int(self.last[number]), tail)), -1)
 
     def surely(self, lookahead: int) -> int:
         """Return how many items a full table holds at every moment, with one open episode and
@@ -197,43 +168,11 @@ class TableStreams(TableItems):
         """
         if self.free is not None:
             return self.free.left() == 0
-        oldest = int(self.g[r.CURSOR]) - self.window
-        rows = np.arange(oldest, oldest + min(self.window, max(4, self.window // 16)))
-        return oldest >= 0 and bool(self.items.alive[rows % self.storage.layout.rows].any())
+        return int(self.g[r.CURSOR]) >= self.window
 
     def why_full(self) -> str:
         """Say what the oldest row in use waits for."""
-        if self.free is not None or self.room() >= self.window:
-            return (
-                f"all {self.storage.layout.capacity:,} rows hold items that are still to be drawn"
-            )
-        tail = int(self.g[r.TAIL])
-        row = tail % self.storage.layout.rows
-        if self.items.alive[row]:
-            return f"{self._full()}, the oldest by an item that is still to be drawn"
-        keeps = self.tail_stream()
-        stream = next((name for name, number in self.streams.items() if number == keeps), None)
         return (
-            f"{self._full()}, the oldest by the open episode of stream {stream!r}: add its next "
-            "step, or end_episode() lets it go"
+            f"{self.window - self.room(0):,} of {self.window:,} rows are in use, the oldest by an "
+            "item that is still to be drawn"
         )
-
-    def _full(self) -> str:
-        room = self.room()
-        if not room:
-            return f"all {self.window:,} rows are in use"
-        return (
-            f"{self.window - room:,} of {self.window:,} rows are in use and the rest is kept for "
-            "open episodes (a larger capacity avoids that)"
-        )
-
-    def _shows(self, last: int, name: int) -> bool:
-        """Return whether later items of an open episode need this step."""
-        heads, rows = self.storage.heads(), self.storage.layout.rows
-        for _ in range(int(self.g[r.DEPTH] + self.g[r.LOOKAHEAD])):
-            if last < name or self.ids[last % rows] != last:
-                return False
-            if last == name:
-                return True
-            last = int(heads[last % rows, r.PREV // 8])
-        return False

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import numpy as np
 
@@ -287,30 +287,22 @@ class TableAccess:
         limiter = self.limiter
         return limiter is not None and limiter.hands_out_all(self.max_times_sampled, capacity)
 
-    def has_room(self, rows: int, streams: Container[int] = ()) -> bool:
-        """Return whether ``rows`` rows may be written to these streams without overwriting an item
-        of a queue. Under the lock.
-        """
+    def has_room(self, rows: int) -> bool:
+        """Return whether a queue has ``rows`` rows that hold no item."""
         table = self._table
-        return table is None or not table.keeps or table.room_for(streams) >= rows
+        return table is None or not table.keeps or table.room(rows) >= rows
 
-    def may_insert(self, count: int, rows: int = 1, streams: Container[int] = ()) -> bool:
-        """Return whether ``count`` steps of ``streams`` may be inserted at once, into ``rows``
-        rows. Under the lock.
-        """
+    def may_insert(self, count: int, rows: int = 1) -> bool:
+        """Return whether ``count`` steps may be inserted together, in ``rows`` rows."""
         limits = self.limits
-        if limits is None:
-            return True
-        return self.has_room(rows, streams) and limits.may_insert_together(count)
+        return limits is None or (limits.may_insert_together(count) and self.has_room(rows))
 
-    def why_not_insert(
-        self, count: int = 1, rows: int = 1, streams: Container[int] = ()
-    ) -> str | None:
-        """Say in numbers why `may_insert` refuses; ``None`` if it does not. Under the lock."""
+    def why_not_insert(self, count: int = 1, rows: int = 1) -> str | None:
+        """Say why `may_insert` is false; ``None`` if it is true."""
         limits = self.limits
-        if limits is None or self.may_insert(count, rows, streams):
+        if limits is None or self.may_insert(count, rows):
             return None
-        full = limits.may_insert_together(count) and not self.has_room(rows, streams)
+        full = limits.may_insert_together(count)
         return self.table.why_full() if full else limits.why_not_insert(count)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from async_loader.errors import Timeout, WouldDeadlock
-from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
+from async_loader.lifecycle import AutoResetEvent, Deadline
 from async_loader.name_hints import stacklevel
 
 WARN_AFTER_S = 10.0
@@ -40,8 +40,7 @@ class Waiting:
 
 
 class Waiters:
-    """Wakes waiting calls whenever the table changes: threads by an event of each, others by an
-    eventfd.
+    """Wakes waiting calls whenever the table changes.
 
     After each change of the table `ring` is called under the table's lock. A call that waits looks
     under the lock, and then waits without it.
@@ -49,32 +48,33 @@ class Waiters:
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
-        self._events: list[AutoResetEvent] = []
-        self._eventfds: list[EventFd] = []
-        self._waiting: dict[object, tuple[str, str, Callable[[], str | None], float]] = {}
+        # By the object that waits: what wakes it, to do what, in which thread, why, since when.
+        self._waiting: dict[
+            object, tuple[Callable[[], None], str, str, Callable[[], str | None], float]
+        ] = {}
         self.any_waits = False
 
     def ring(self) -> None:
         """Wake all waiting calls, after a change."""
-        for event in self._events:
-            event.open()
-        for eventfd in self._eventfds:
-            eventfd.ring()
+        for wake, *_ in self._waiting.values():
+            wake()
 
     @contextlib.contextmanager
     def ringing(
-        self, eventfd: EventFd, what: str, reason: Callable[[], str | None]
+        self, key: object, wake: Callable[[], None], what: str, reason: Callable[[], str | None]
     ) -> Iterator[None]:
-        """Ring the eventfd whenever the table changes, and list the call in `now`."""
+        """Call ``wake`` whenever the table changes, and list the call in `now`."""
+        thread = threading.current_thread().name
         with self._lock:
-            self._eventfds.append(eventfd)
-            self._enter(eventfd, what, reason)
+            self.ring()  # another call may find that neither can go on
+            self._waiting[key] = wake, what, thread, reason, time.monotonic()
+            self.any_waits = True
         try:
             yield
         finally:
             with self._lock:
-                self._eventfds.remove(eventfd)
-                self._leave(eventfd)
+                del self._waiting[key]
+                self.any_waits = bool(self._waiting)
 
     def until(
         self,
@@ -94,29 +94,25 @@ class Waiters:
             After ``timeout_s``, also in the only thread: the caller has said how long to wait, and
             a signal handler may end it. With ``None`` a warning after 10 s instead.
         """
-        deadline, warned = Deadline(timeout_s), False
-        event, since = AutoResetEvent(), time.monotonic()
-        entered = False
-        try:
+        deadline, warned, since = Deadline(timeout_s), False, time.monotonic()
+        with self._lock:
+            if attempt():
+                return
+        event = AutoResetEvent()
+        with self.ringing(event, event.open, what, reason):
             while True:
                 with self._lock:
                     if attempt():
                         return
-                    if not entered:
-                        # another call may find that neither can go on
-                        self.ring()
-                        self._events.append(event)
-                        self._enter(event, what, reason)
-                        entered = True
                     why = reason() or "another change"
-                if deadline.left() is None and threading.active_count() == 1:
+                left = deadline.left()
+                if left is None and threading.active_count() == 1:
                     raise WouldDeadlock(
                         f"cannot {what}: {why}. No other thread is there to do it, so waiting "
                         "would never end"
                     )
                 if deadline.expired:
                     raise Timeout(f"{timeout_s:g} s have passed, and still cannot {what}: {why}")
-                left = deadline.left()
                 # From the first wait on, since tables change all the time.
                 patience = max(0.0, since + WARN_AFTER_S - time.monotonic())
                 event.pass_through(patience if left is None and not warned else left)
@@ -124,29 +120,16 @@ class Waiters:
                     warned = True
                     text = f"waiting to {what} for {WARN_AFTER_S:g} s: {why}. {_INSTEAD}"
                     warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
-        finally:
-            if entered:
-                with self._lock:
-                    self._events.remove(event)
-                    self._leave(event)
 
     def now(self) -> list[Waiting]:
         """List the waiting calls. Called under the lock."""
         now = time.monotonic()
         found = [
             (what, who, reason(), now - since)
-            for what, who, reason, since in self._waiting.values()
+            for _, what, who, reason, since in self._waiting.values()
         ]
         return [
             Waiting(what=what, who=who, reason=why, waited_s=since)
             for what, who, why, since in found
             if why is not None
         ]
-
-    def _enter(self, key: object, what: str, reason: Callable[[], str | None]) -> None:
-        self._waiting[key] = (what, threading.current_thread().name, reason, time.monotonic())
-        self.any_waits = True
-
-    def _leave(self, key: object) -> None:
-        del self._waiting[key]
-        self.any_waits = bool(self._waiting)

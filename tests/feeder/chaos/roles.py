@@ -31,10 +31,12 @@ from history import MEMBERS
 from async_loader import AsyncDataLoader, Field, ReplayBuffer, tree
 from async_loader.errors import Timeout
 from async_loader.feeder import connect
+from async_loader.feeder.addresses import parse
 from async_loader.feeder.client import reader_channel, sockets, writer_channel
-from async_loader.feeder.curve_keys import CurveAuthenticator, load_server_keys
+from async_loader.feeder.curve_keys import curve_of, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
+from async_loader.feeder.serving import claim
 from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.lifecycle import Deadline
@@ -383,9 +385,10 @@ def server(options: dict) -> None:
             plane: options["address"] + ("" if plane is Plane.CONTROL else f".{plane.value}")
             for plane in Plane
         }
+        claim(parse(options["address"]))  # removes the files of a killed one
         locks = {"memory": options["address"].removeprefix("ipc://") + ".memory"}
     if options["keys"]:
-        locks = {"authenticator": CurveAuthenticator(load_server_keys(options["keys"]))}
+        locks = {"mechanism": curve_of(load_server_keys(options["keys"]))}
     one = Announced(
         {TABLE: buffer},
         ends,

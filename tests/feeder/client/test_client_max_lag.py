@@ -13,7 +13,7 @@ from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, 
 from async_loader.errors import ConfigError, Unsupported
 from async_loader.feeder import connect
 from async_loader.lifecycle import Deadline, Patience
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.samplers import Fifo
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 
@@ -110,7 +110,7 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
     def start(self, max_lag, told):
         self.buffer = ReplayBuffer(20, SCHEMA, seed=0)
         self.buffer.add(x=0, policy_version=3)
-        self.table = NonblockingTable(parts_of(self.buffer))
+        self.table = NonblockingTable(shared_table(self.buffer))
         self.max_lag, self.newest, self.told = max_lag, 3, False
         self.over, self.stale, self.early = -1, 0, {}
         self.version_of = self.young = {0: 3}

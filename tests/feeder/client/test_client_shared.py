@@ -298,10 +298,13 @@ SERVER = """
 import sys
 import numpy as np
 from async_loader import ReplayBuffer
+from async_loader.feeder.addresses import parse
 from async_loader.feeder.server import Server
+from async_loader.feeder.serving import claim
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 address = "ipc://" + sys.argv[1]
+claim(parse(address))
 endpoints = {Plane.CONTROL: address, Plane.INSERT: address + ".insert",
         Plane.PULL: address + ".pull"}
 tables = {"t": ReplayBuffer(1000, {"x": np.int64, "obs": ((5000,), np.float32)}, seed=3)}

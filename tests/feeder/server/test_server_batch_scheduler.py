@@ -199,7 +199,6 @@ def test_a_learner_that_does_not_read_loses_no_batch_and_is_served_on_when_it_re
                 rig.turn()
         for _ in range(40):
             rig.turn()
-        unsent = rig.server._sockets.unsent
         values = []
         while len(values) < 1000:
             values += [peer.values(message, reader)[0] for message in batches(peer)]
@@ -207,7 +206,6 @@ def test_a_learner_that_does_not_read_loses_no_batch_and_is_served_on_when_it_re
             peer.give_back(range(len(values)))
             rig.turn()
         assert values == list(range(1000))
-        assert unsent < 50, "who cannot be sent to is not tried all the time"
 
 
 def prioritize(count):

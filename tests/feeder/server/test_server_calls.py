@@ -273,7 +273,7 @@ def test_no_call_is_a_fault_of_the_server_and_none_harms_another(seed):
             peer.send(plane, body, draw.choice([0, 1, 2, 7]), data=data)
             while peer.receive(plane, wait=False) is not None:
                 pass
-        assert rig.server.counters.faults == 0
+        assert rig.server.counters["faults"] == 0
         rig.server_state.sessions.drop(peer_session := rig.server_state.sessions.get(peer.session))
         rig.server._control_handler.leave(peer_session)
         honest.insert(1, range(20, 24), 1)

@@ -15,7 +15,7 @@ from async_loader import ReplayBuffer
 from async_loader.errors import Malformed
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.wire import ErrorCode, RowLayout
-from async_loader.replay.buffer import parts_of
+from async_loader.replay.buffer import shared_table
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.table.nonblocking_table import NonblockingTable
 from async_loader.testing.debug import debug_state
@@ -37,7 +37,7 @@ def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
 
 
 def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> InsertQueue:
-    return InsertQueue("t", NonblockingTable(parts_of(buffer)), 1 << 20, window_rows)
+    return InsertQueue("t", NonblockingTable(shared_table(buffer)), 1 << 20, window_rows)
 
 
 def message(values):

@@ -147,7 +147,7 @@ def test_slots_that_a_learner_cannot_give_are_refused_and_everybody_is_served_on
         other.pull(1, [0])
         assert len(other.batches()) == 1
         other.segment.close()
-        assert not rig.server.counters.faults
+        assert not rig.server.counters["faults"]
 
 
 def test_memory_that_is_not_sealed_too_small_or_nobodys_is_refused(tmp_path):
@@ -323,4 +323,4 @@ def test_rows_that_change_after_they_were_checked_do_no_harm(tmp_path):
         values = [learner.values(learner.receive(Plane.PULL), reader) for _ in range(2)]
         assert values == [[0, 1, 2, 3]] * 2, "small fields were copied"
         assert table.stats().inserted == 8
-        assert rig.server.counters.faults == 0
+        assert rig.server.counters["faults"] == 0

@@ -17,7 +17,7 @@ from server_rig import Clock
 from zmq.utils.monitor import parse_monitor_message
 from zmtp_rig import COMMAND, LONG, Splitter, frame, framed, greeting, opening, ping
 
-from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
+from async_loader.feeder.curve_keys import apply_client_keys, curve_of, load_server_keys
 from async_loader.feeder.server import sockets as module
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.wire import Limits, Plane
@@ -156,7 +156,7 @@ def test_messages_of_many_and_large_frames_go_both_ways(context, folder, where, 
         [rng.bytes(n) for n in sizes]
         for sizes in ([0], [64, 0, 300], [64, 5 << 20, 1, 70_000], [1] * 4000)
     ]
-    keys = {"mechanism": CurveAuthenticator(load_server_keys(folder)).mechanism} if keyed else {}
+    keys = {"mechanism": curve_of(load_server_keys(folder))} if keyed else {}
     with (
         contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports,
         context.socket(zmq.DEALER) as client,
@@ -179,7 +179,7 @@ def test_messages_of_many_and_large_frames_go_both_ways(context, folder, where, 
 def test_heartbeats_of_libzmq_are_answered_also_while_no_message_is_taken(
     context, folder, where, keyed
 ):
-    keys = {"mechanism": CurveAuthenticator(load_server_keys(folder)).mechanism} if keyed else {}
+    keys = {"mechanism": curve_of(load_server_keys(folder))} if keyed else {}
     with (
         contextlib.closing(ServerSockets(where, Limits(), **keys)) as ports,
         context.socket(zmq.DEALER) as client,
@@ -363,7 +363,6 @@ def test_a_peer_that_does_not_read_is_sent_no_more_than_its_queue_holds(ports, p
         sent += 1
         assert sent < 10_000
     assert len(route._ends) == 128
-    assert ports.unsent == 1
     splitter = Splitter()
     deadline = Deadline(PATIENCE_S)
     while len(splitter.messages) < sent and not deadline.expired:
@@ -430,7 +429,6 @@ def test_without_descriptors_the_loop_does_not_spin_and_goes_on_later(tmp_path, 
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert [is_closed(one) for one in early] == [not all_needed] * 3
-        assert all_needed == (ports.connections()["turned_away"] > 0)
         late = stack.enter_context(connected(ports, data=opening() + framed([b"late"])))
         until(ports, lambda: any(came == [b"late"] for _, came in turn(ports)))
         late.close()

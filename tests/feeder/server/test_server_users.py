@@ -8,7 +8,7 @@ import pytest
 from server_rig import NO_SLOTS, SCHEMA, Peer, Rig, in_thread, rows_of
 
 from async_loader import ReplayBuffer
-from async_loader.feeder.curve_keys import CurveAuthenticator, apply_client_keys, load_server_keys
+from async_loader.feeder.curve_keys import apply_client_keys, curve_of, load_server_keys
 from async_loader.feeder.server import Server
 from async_loader.feeder.server.sessions import Sessions
 from async_loader.feeder.settings import ServiceSettings
@@ -55,12 +55,12 @@ class Keyed:
 @pytest.fixture
 def locked(folder):
     """A server with keys, in a thread."""
-    authenticator = CurveAuthenticator(load_server_keys(folder))
+    mechanism = curve_of(load_server_keys(folder))
     where = dict.fromkeys(Plane, "tcp://127.0.0.1:0")
     server = Server(
         {"t": ReplayBuffer(1000, SCHEMA, seed=0)},
         where,
-        authenticator=authenticator,
+        mechanism=mechanism,
         settings=ServiceSettings(drain_s=1.0),
     )
     yield from in_thread(server)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sampler_rig import minima_are_exact, sums_are_exact
 
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.samplers import tree_kernels
+from async_loader.replay.samplers import row_kernels
 from async_loader.replay.samplers.prioritized import MinTree, SumTree
 
 values = st.sampled_from(
@@ -19,7 +19,7 @@ values = st.sampled_from(
 BELOW_ONE = np.nextafter(1.0, 0.0)
 
 
-_descend = tree_kernels._descend
+_descend = row_kernels._descend
 
 
 @kernel()

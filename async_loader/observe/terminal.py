@@ -1,0 +1,241 @@
+"""A feeder or a cluster on a terminal: who waits for whom, shards, tables, weights and clients.
+
+What does not fit is counted in a line; the worst comes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from async_loader.feeder.commands import asking, clean, count_text
+from async_loader.lifecycle import readable
+from async_loader.observe.dashboard.frame import STATES, Status, frame_of
+from async_loader.shm.limits import human
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+LIVE_S = 1.0  # between redraws
+_STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
+_FLOWS = ("inserts_per_s", "samples_per_s")
+_WIDEST = 36  # of a cell
+_LEAST = {"clients": 5, "notes": 1, "headlines": 3, "tables": 3, "shards": 3}
+"""Lines that each part keeps on a terminal that is too low; the first gives way first."""
+_STALE = {"became_old": "became too old", "came_old": "came too old", "other_run": "other run"}
+
+
+def screen(status: Status, height: int | None = None) -> list[RenderableType]:
+    """Return the lines of a `FeederStatus` or a `ClusterStatus`.
+
+    Parameters
+    ----------
+    height : int, optional
+        Of the terminal; ``None``: all is shown.
+    """
+    from rich.text import Text
+
+    frame = frame_of(status)
+    parts = {
+        "headlines": [one["text"] for one in frame["headlines"]],
+        "head": [_head(frame)],
+        "shards": _grid(["shard", "state", "items", "in/s", "out/s", "writers", "readers",
+                         "memory", "waits"], map(_shard, _worst_shards(frame)), 2),
+        "tables": _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers"],
+                        (_table(name, one) for name, one in frame["tables"].items()), 1),
+        "notes": [*_notes(frame), *_weights(frame)],
+        "summary": [_summary(frame)],
+        "clients": _grid(["client", "state", "rows/s", "batches/s", "age"],
+                         map(_client, sorted(frame["sessions"], key=_trouble)), 2),
+    }  # fmt: skip
+    unlisted = frame["sessions_open"] - len(frame["sessions"])
+    excess = 0 if height is None else sum(map(len, parts.values())) - height
+    for name, least in _LEAST.items():
+        lines, unlisted = parts[name], unlisted if name == "clients" else 0
+        cut = min(excess, len(lines) - least)
+        if cut > 0:
+            excess -= cut
+            del lines[-cut - 1 :]
+            unlisted += cut + 1
+        if unlisted > 0:
+            lines.append(f"and {unlisted} {name} more")
+    styles = [_STYLES[one["tone"]] for one in frame["headlines"]]
+    lines = [line for part in parts.values() for line in part]
+    return [
+        Text(clean(line), styles[i] if i < len(parts["headlines"]) else "", no_wrap=True,
+             overflow="ellipsis")
+        for i, line in enumerate(lines)
+    ]  # fmt: skip
+
+
+def _grid(names: Sequence[str], rows: Iterator[Sequence[str]], texts: int) -> list[str]:
+    """Return rows below names, if there are any; all but the first ``texts`` cells are numbers."""
+    cells = [names, *([clean(cell)[:_WIDEST] for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i < texts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return lines if len(lines) > 1 else []
+
+
+def _head(frame: Status) -> str:
+    where = frame["address"] + (f", process {frame['pid']}" if "pid" in frame else "")
+    draining = ", draining" if frame["draining"] else ""
+    return f"{where}, up {_duration(frame['uptime_s'])}{draining}"
+
+
+def _waited(shard: Status) -> float:
+    return float(max(shard["readers_wait"], shard["writers_wait"]))
+
+
+def _worst_shards(frame: Status) -> list[Status]:
+    order = {"silent": 0, "draining": 1}
+    return sorted(frame["shards"], key=lambda one: (order.get(one["state"], 2), -_waited(one)))
+
+
+def _shard(one: Status) -> list[str]:
+    if not one["answers"]:
+        return [one["name"], one["state"], *[""] * 7]
+    flows = [short_text(one[key]) for key in ("size", *_FLOWS)]
+    members = [str(one["writers"]), str(one["readers"])]
+    return [
+        one["name"], one["state"], *flows, *members, human(one["nbytes"]), f"{_waited(one):.0%}"
+    ]  # fmt: skip
+
+
+def _table(name: str, one: Status) -> list[str]:
+    size = short_text(one["size"])
+    size += f" / {short_text(one['capacity'])}" if one["capacity"] else ""
+    size += " full" if one["full"] else ""
+    flows = [short_text(one[key]) for key in _FLOWS]
+    return [
+        name, size, *flows, f"{one['samples_per_insert']:.3g}", str(one["writers"]),
+        str(one["readers"]),
+    ]  # fmt: skip
+
+
+def _notes(frame: Status) -> Iterator[str]:
+    for name, one in frame["tables"].items():
+        yield from (f"{name} waits: {text}" for text in one["waiting"])
+        counts = [f"{count:,} {_STALE[why]}" for why, count in one["stale"].items() if count]
+        if counts:
+            yield f"{name}: max_lag left out {', '.join(counts)}"
+
+
+def _weights(frame: Status) -> Iterator[str]:
+    waiting = frame["weights_waiting"]
+    for name, version in frame["weights"].items():
+        said = f"weights {name}: version {version}"
+        said += f", published {_duration(frame['weights_age_s'][name])} ago"
+        yield said + (f", {waiting[name]} wait for a newer one" if waiting.get(name) else "")
+    for table, one in frame["tables"].items():
+        for name, lag in one["policies"].items():
+            if "lag" in lag:
+                yield f"  {table} gets steps of {name} {lag['oldest']}: {lag['lag']} behind"
+            if "batch_lag" in lag:
+                yield f"  {table} gives batches with steps of {name} {lag['batch_lag']} behind"
+    for name in waiting.keys() - frame["weights"].keys():
+        yield f"weights {name}: {waiting[name]} wait for the first"
+
+
+def _summary(frame: Status) -> str:
+    count = frame["sessions_open"]
+    gone = [f"{many} {how}" for how, many in sorted(frame["sessions_ended"].items()) if many]
+    before = f", and before: {', '.join(gone)}" if gone else ""
+    return f"{count} client{'' if count == 1 else 's'}{before}"
+
+
+def _trouble(one: Status) -> tuple[float, ...]:
+    """Return a key that sorts the worst first: dead, silent, held back, behind."""
+    return STATES[one["state"]], -one["in_flight_bytes"], -(one["lag"] or 0), one["id"]
+
+
+def _client(one: Status) -> list[str]:
+    user = f"{one['user']} at " if one["user"] else ""
+    state = one["state"]
+    if state == "connected":
+        state = "held back" if one["in_flight_bytes"] else state
+        state += f", {one['lag']} behind" if one["lag"] else ""
+    else:
+        state += f" {_duration(one['silent_s'])}"
+    return [
+        f"{one['name']} {user}{one['host']}:{one['pid']}".strip(),
+        state,
+        count_text(one["rows_per_s"]) if one["writers"] else "",
+        count_text(one["batches_per_s"]) if one["readers"] else "",
+        _duration(one["age_s"]),
+    ]
+
+
+def short_text(number: float) -> str:
+    """Return a number as `count_text` does, from a million on in three digits: ``12.3 M``."""
+    for unit, name in ((1e9, "G"), (1e6, "M")):
+        if number >= unit:
+            return f"{number / unit:#.3g} {name}"
+    return count_text(number)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+def redraw(
+    status: Callable[[], Mapping[str, Any]], console: Console, whole_screen: bool = False
+) -> None:
+    """Redraw the status once a second, until Ctrl-C. Raises what ``status`` raises."""
+    from rich.console import Group
+    from rich.live import Live
+
+    whole_screen = whole_screen and console.is_terminal
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False, screen=whole_screen) as live,
+    ):
+        while True:
+            live.update(Group(*screen(status(), console.height)), refresh=True)
+            readable([], LIVE_S)
+
+
+def show_status(
+    address: str | None, keys: str | None, *, as_json: bool, watch: bool, console: Console
+) -> None:
+    """Print a server's status; with ``watch`` once a second, until Ctrl-C."""
+    with asking(address, keys) as client, contextlib.suppress(KeyboardInterrupt):
+        if watch and not as_json:
+            redraw(client.status, console)
+            return
+        while True:
+            status = client.status()
+            if as_json:
+                console.out(json.dumps(status), highlight=False)
+            else:
+                height = console.height - 1 if console.is_terminal else None
+                console.print(*screen(status, height), sep="\n")
+            if not watch:
+                return
+            readable([], LIVE_S)
+
+
+def top(address: str | None, keys: str | None, console: Console) -> None:
+    """Show a feeder on the whole terminal.
+
+    Raises
+    ------
+    ConfigError, Broken, Timeout
+        As `connect` does, also when the feeder ends.
+    """
+    with asking(address, keys) as client:
+        redraw(client.status, console, whole_screen=True)
