@@ -13,11 +13,29 @@ from typer.core import TyperGroup
 
 
 class Group(TyperGroup):
-    """Commands that print errors as lines."""
+    """Commands that print errors as lines, and whose help shows flags without a type, which read
+    as if they took a value.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         with errors_as_lines():
             return super().invoke(ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_types(command.get_params(ctx))
+        return command
+
+
+def _without_types(params: list[Any]) -> list[Any]:
+    for one in params:
+        if one.metavar is None and getattr(one, "is_flag", False):
+            one.metavar = ""
+    return params
 
 
 @contextlib.contextmanager

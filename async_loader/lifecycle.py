@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 from async_loader.errors import Closed, ConfigError, Timeout
 from async_loader.process_hooks import SignalsDeferred
@@ -38,8 +38,9 @@ def seconds(name: str, value: object) -> float:
     """
     if type(value) is float and value >= 0.0:
         return value
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and value >= 0:  # type: ignore[operator]
-        return float(value)
+    number: Any = value
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and number >= 0:
+        return float(number)
     raise ConfigError(
         f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
     )
