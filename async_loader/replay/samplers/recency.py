@@ -106,10 +106,3 @@ class Recency(Binding):
 
 
 _GONE = -1
-
-
-# only from here on is the list let go of: a count that moves about one bound would have it made at
-# every draw
-_DENSE = 2
-_ROUNDS = 1024
-"""Draws of different items, at most; each finds half of those that lack, on average."""

@@ -11,6 +11,12 @@ from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers.binding import SPARSE, Binding
 from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows, wrong_counts
 
+# only from here on is the list let go of: a count that moves about one bound would have it made at
+# every draw
+_DENSE = 2
+_ROUNDS = 1024
+"""Draws of different items, at most; each finds half of those that lack, on average."""
+
 
 class Uniform(Binding):
     """Every item with the same probability, independently.
