@@ -234,17 +234,22 @@ def private_folder(path: Path) -> Path:
         raise ConfigError(
             f"{path} is no folder but a {_kind(found.st_mode)}: remove it, or name another place"
         )
+    check_private(path, found, 0o700)
+    return path
+
+
+def check_private(path: Path, found: os.stat_result, mode: int) -> None:
+    """Raise ConfigError unless only this user can get at a path; ``mode`` is a right one."""
     if found.st_uid != os.geteuid():
         raise ConfigError(
-            f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: name another "
-            "place"
+            f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: chown it, or "
+            "name another place"
         )
     if found.st_mode & 0o077:
         raise ConfigError(
-            f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can enter it: chmod 700 "
-            f"{path}"
+            f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can get at it: chmod "
+            f"{mode:o} {path}"
         )
-    return path
 
 
 def _kind(mode: int) -> str:

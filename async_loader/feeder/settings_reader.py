@@ -93,7 +93,7 @@ def _mistake(value: Any, kind: Any, error: msgspec.ValidationError) -> tuple[Key
         return (*path, *cause.path), cause.text
     if cause is not None:
         return path, text
-    name = text.split("`")[1]
+    name = text.partition("`")[2].partition("`")[0]
     if "unknown field" in text:
         beside = [one for one in _names(kind) if one[-1] == name]
         known = [one[-1] for one in _names(kind) if one[:-1] == path]

@@ -218,20 +218,13 @@ class Sockets:
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
-        _check_port(endpoint)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            if endpoint != self._address:
-                raise ConfigError(
-                    f"the feeder at {self._address} gives {endpoint!r} for its {plane.value} plane,"
-                    f" which cannot be connected to ({error}): bind it to another address"
-                ) from None
-            text = (
-                f"{endpoint!r} is not an address to connect to ({error}): give tcp://host:port or "
-                "ipc:///path"
-            )
-            raise ConfigError(text) from None
+            raise ConfigError(
+                f"the {plane.value} plane of the feeder at {self._address} cannot be connected to "
+                f"at {endpoint!r} ({error}): connect to, or bind it to, another address"
+            ) from None
 
     def _seen_from_here(self, endpoint: str) -> str:
         host = re.match(r"^tcp://(.*):\d+$", self._address)
@@ -239,14 +232,4 @@ class Sockets:
             _EVERYWHERE.sub(lambda _: f"tcp://{host[1]}:", endpoint)
             if host is not None
             else endpoint
-        )
-
-
-def _check_port(endpoint: str) -> None:
-    """Raise ConfigError for a port that there cannot be; libzmq connects to none, for ever."""
-    found = re.match(r"^tcp://.*:([0-9]+)$", endpoint)
-    if found and not (len(found[1]) <= 5 and 0 < int(found[1]) <= 65_535):
-        raise ConfigError(
-            f"address {endpoint[:300]!r}: {found[1][:20]} is no port: give the feeder's, a number "
-            "from 1 to 65535"
         )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.errors import ConfigError, Malformed, SchemaError
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.wire import (
@@ -182,7 +182,6 @@ class InsertQueue:
         self._layout: RowLayout | None = None
         self._versions: dict[str, int] = {}
         self._producers: dict[bytes, Producer] = {}
-        self._left: dict[bytes, None] = {}  # in the order in which their writers left
         self._open: dict[Producer, None] = {}
         self._blocked: deque[Producer] = deque()
         self.moved: dict[Producer, None] = {}
@@ -214,8 +213,6 @@ class InsertQueue:
         AsyncLoaderError
             If no table can have this schema.
         """
-        if self.table.closed:
-            raise Unsupported(f"table {self.name!r} was closed: nothing is added to it any more")
         self._agree(schema)
         writer = self._producers.get(key)
         resumed = writer is not None
@@ -239,9 +236,8 @@ class InsertQueue:
         if slots is not None:
             slots.close()
         self._release(writer)
-        self._left.pop(writer.key, None)
-        self._left[writer.key] = None
-        self._forget_some()
+        if len(self._producers) > GONE:
+            self._forget_some()
 
     def window_of(self, writer: Producer) -> int:
         """Return the rows that a writer may have beyond those that are applied, from now on.
@@ -278,12 +274,10 @@ class InsertQueue:
 
     def _forget_some(self) -> None:
         """Forget the oldest producers that do not write."""
-        if len(self._producers) <= GONE:
-            return
-        left = [self._producers[key] for key in self._left]
-        idle = [one for one in left if not one.session and not one.queue]
+        idle = [one for one in self._producers.values() if not one.session and not one.queue]
+        idle.sort(key=lambda one: one.heard)
         for one in idle[: max(0, len(idle) - GONE)]:
-            del self._producers[one.key], self._left[one.key]
+            del self._producers[one.key]
             self.moved.pop(one, None)
             one.release_streams(end=True)
 
@@ -335,11 +329,6 @@ class InsertQueue:
         self, producer: Producer, body: Insert, schema: int, seen: bool
     ) -> tuple[Incoming, int]:
         """Return the rows of an insert, checked, and how many are steps; note their versions."""
-        if self.table.closed:
-            raise Malformed(
-                f"table {self.name!r} was closed: nothing is added to it any more",
-                ErrorCode.UNSUPPORTED,
-            )
         check_id(schema, self.layout.schema_id)
         rows = read_insert(body, self.layout)
         flags, priorities = rows.flags.astype(np.int64), np.ascontiguousarray(rows.priorities)
@@ -390,7 +379,6 @@ class InsertQueue:
         for key, applied, done in positions:
             one = Producer(bytes.fromhex(key), self, applied, applied, done)
             self._producers[one.key] = one
-            self._left[one.key] = None
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""
@@ -409,14 +397,6 @@ class InsertQueue:
             for one in producer.queue:
                 own = np.array([before[old] for old in one.steps.streams.tolist()], np.uint32)
                 one.steps = replace(one.steps, streams=producer.table_streams(own))
-
-    def give_up(self) -> list[Producer]:
-        """Drop waiting inserts of a closed table; return its writers."""
-        for producer in self._blocked:
-            producer.queue.clear()
-            producer.queued_bytes = producer.queued_rows = 0
-        self._blocked.clear()
-        return list(self._open)
 
     @property
     def blocked(self) -> bool:

@@ -37,7 +37,6 @@ class TableEntry:
         self.table = NonblockingTable(shared_table(buffer))
         self.insert_queue = InsertQueue(name, self.table, *window)
         self.scheduler = BatchScheduler(name, self.table, limits)
-        self.ended = False
         self._stats = buffer.stats()
         self.rates = Rates(self._flow, clock())
 
