@@ -155,7 +155,7 @@ class InsertQueue:
     ----------
     name : str
     table : NonblockingTable
-    window_bytes, window_rows : int
+    window_rows : int
         What a producer may have waiting; one insert may be larger.
 
     Attributes
@@ -174,11 +174,10 @@ class InsertQueue:
         self,
         name: str,
         table: NonblockingTable,
-        window_bytes: int,
         window_rows: int,
     ) -> None:
         self.name, self.table = name, table
-        self._window_bytes, self._window_rows = window_bytes, window_rows
+        self._window_rows = window_rows
         self._layout: RowLayout | None = None
         self._versions: dict[str, int] = {}
         self._producers: dict[bytes, Producer] = {}
@@ -292,8 +291,8 @@ class InsertQueue:
         Raises
         ------
         Malformed
-            UNKNOWN_WRITER if earlier ones are missing; SCHEMA, LIMIT, and for rows that do not fit
-            the schema. Nothing was received then.
+            UNKNOWN_WRITER if earlier ones are missing; SCHEMA, and for rows that do not fit the
+            schema. Nothing was received then.
         """
         if sequence < writer.received:
             self.duplicates += 1
@@ -301,18 +300,9 @@ class InsertQueue:
         if sequence > writer.received:
             text = f"INSERT {sequence} came, {writer.received} is missing: open the writer again"
             raise Malformed(text, ErrorCode.UNKNOWN_WRITER, writer.received)
-        nbytes = body.nbytes
-        if writer.queue and (
-            writer.queued_bytes + nbytes > 2 * self._window_bytes
-            or writer.queued_rows + body.rows > 2 * self._window_rows
-        ):
-            text = (
-                f"{writer.queued_rows} rows ({writer.queued_bytes} bytes) of this writer wait to "
-                "be inserted"
-            )
-            raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps, count = self._read(writer, body, schema, seen)
         done = min(writer.skip, len(steps))
+        nbytes = body.nbytes
         writer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
         writer.skip = 0  # after: a save reads `positions` at any time
         writer.queued_bytes += nbytes

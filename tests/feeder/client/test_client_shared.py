@@ -116,7 +116,7 @@ def test_where_memory_cannot_be_had_auto_says_so_and_goes_on_and_shm_is_an_error
         (said,) = [one for one in caplog.records if "shared memory" in one.getMessage()]
         assert said.levelno == (logging.WARNING if missing == "not reached" else logging.DEBUG)
         assert (
-            "cannot be reached" if missing == "not reached" else "listens at ipc:// only"
+            "does not answer" if missing == "not reached" else "listens at ipc:// only"
         ) in said.getMessage()
         strict = client.table("t").source(transport="shm")
         with pytest.raises(Unsupported, match="use transport='auto' or 'tcp'"):
