@@ -8,7 +8,10 @@ from async_loader.errors import ConfigError
 from async_loader.feeder import addresses
 from async_loader.lifecycle import Deadline
 
-HINT = "does it run there? 'async-loader serve' starts one"
+HINT = (
+    "does it run there? 'async-loader serve' without --bind serves at ipc://, where connect() "
+    "without an address finds it"
+)
 _REFUSED_S = 0.5  # for a machine to refuse, or take, a connection
 
 
