@@ -74,7 +74,7 @@ def doctor(
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="YAML, as --print-config prints it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML, see docs/guides/feeder.md.")] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(
@@ -101,12 +101,6 @@ def serve(
     dashboard_port: Annotated[
         int, typer.Option(help="Of the page, on this machine's loopback.")
     ] = 8484,
-    print_config: Annotated[
-        bool,
-        typer.Option(
-            "--print-config", help="Print all settings as YAML, with their defaults, and exit."
-        ),
-    ] = False,
 ) -> None:
     """Run a feeder: replay tables in a process of their own.
 
@@ -114,10 +108,8 @@ def serve(
     """
     from async_loader.feeder import commands
     from async_loader.feeder.settings import ServerSettings
-    from async_loader.feeder.settings_reader import as_yaml
+    from async_loader.observe.exporter import observed
 
-    if print_config and config is None and not table:
-        table = ["replay:1000000"]  # an example
     settings = ServerSettings.of(
         table or (),
         bind=bind,
@@ -126,11 +118,6 @@ def serve(
         checkpoint=checkpoint,
         dashboard_port=dashboard_port if dashboard else None,
     )
-    if print_config:
-        typer.echo(as_yaml(settings), nl=False)
-        return
-    from async_loader.observe.exporter import observed
-
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO
     )

@@ -74,7 +74,7 @@ cluster = typer.Typer(
     no_args_is_help=True,
     cls=Group,
 )
-_CONFIG = typer.Option("--config", help="YAML, as 'cluster up --print-config' prints it.")
+_CONFIG = typer.Option("--config", help="YAML, see docs/guides/cluster-ray.md.")
 Config = Annotated[Path, _CONFIG]
 MaybeConfig = Annotated[Path | None, _CONFIG]
 Ray = Annotated[
@@ -104,26 +104,11 @@ Keys = Annotated[
 
 @cluster.command("up")
 def cluster_up(
-    config: MaybeConfig = None,
+    config: Config,
     ray: Ray = None,
     as_json: Json = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings as YAML, and exit.")
-    ] = False,
 ) -> None:
     """Start the shards of the file that do not run yet."""
-    if print_config:
-        from async_loader.feeder.settings_reader import as_yaml
-        from async_loader.scale.cluster_settings import ClusterSettings
-
-        example = {"feeder": {"tables": {"replay": {"capacity": 1_000_000}}}}
-        made = (
-            ClusterSettings.from_plain(example) if config is None else ClusterSettings.load(config)
-        )
-        typer.echo(as_yaml(made), nl=False)
-        return
-    if config is None:
-        raise typer.BadParameter("give a --config; --print-config prints one")
     from async_loader.scale import commands
 
     commands.show(commands.operator(config, ray, as_json).up(), as_json)

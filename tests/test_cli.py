@@ -10,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from async_loader.cli import app
-from async_loader.feeder.settings import ServerSettings
-from async_loader.scale.cluster_settings import ClusterSettings
 
 
 def test_doctor_ends_with_a_verdict():
@@ -29,21 +27,6 @@ def commands(group, path=()):
         yield (*path, name)
         if hasattr(command, "commands"):
             yield from commands(command, (*path, name))
-
-
-@pytest.mark.parametrize(
-    ("command", "load"),
-    [(["serve"], ServerSettings.load), (["cluster", "up"], ClusterSettings.load)],
-)
-def test_a_printed_configuration_is_read_again(command, load, tmp_path):
-    file = tmp_path / "printed.yaml"
-    printed = CliRunner().invoke(app, [*command, "--print-config"])
-    assert printed.exit_code == 0
-    file.write_text(printed.output)
-    assert "capacity: 1000000" in printed.output
-    assert load(file)
-    again = CliRunner().invoke(app, [*command, "--config", str(file), "--print-config"])
-    assert again.output == printed.output
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -142,8 +142,8 @@ def asking(address: str | None, keys: str | None, name: str = "async-loader") ->
     from async_loader.feeder import addresses, connect, reach
 
     where = address or str(addresses.default())
-    if "://" in where and (reason := reach.refused(where, Deadline(_ASK_S))):
-        raise Timeout(f"the feeder at {where} {reason}: {reach.hint(where)}")
+    if "://" in where and (reason := reach.absent(where, Deadline(_ASK_S))):
+        raise Timeout(f"the feeder at {where} {reason}: {reach.HINT}")
     with connect(
         address or None, on_disconnect="raise", timeout_s=_ASK_S, keys=keys, name=name
     ) as client:

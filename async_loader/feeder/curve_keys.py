@@ -28,7 +28,7 @@ from msgspec import Meta
 from zmq.utils import z85
 
 from async_loader.errors import ConfigError
-from async_loader.feeder.addresses import private_folder
+from async_loader.feeder.addresses import check_private, private_folder
 from async_loader.validation import path_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ Key = Annotated[str, Meta(min_length=40, max_length=40)]
 class PublicKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A client's public key, as the server keeps it; in Z85, as all keys here."""
 
-    name: str
     public: Key
 
 
@@ -112,7 +111,11 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
     """
     folder, names = Path(path_of("folder", folder)), list(names)
     for name in names:
-        _check_name(name)
+        if not _NAME.fullmatch(name) or name == SERVER:
+            raise ConfigError(
+                f"{name[:100]!r} is not a name for a client: use up to 64 letters, digits, '_', "
+                f"'-' and '.', and not {SERVER!r}"
+            )
     if len(set(names)) < len(names):
         raise ConfigError(f"{names} share names: give every client a name of its own")
     clients = private_folder(private_folder(folder) / "clients")
@@ -139,7 +142,7 @@ def make_keys(folder: str | Path, names: Iterable[str] = ()) -> list[Path]:
         public, secret = _pair()
         made.append(folder / f"{name}.secret")
         _write(made[-1], ClientKeys(name=name, public=public, secret=secret, server=server))
-        _write(clients / f"{name}.key", PublicKey(name=name, public=public))
+        _write(clients / f"{name}.key", PublicKey(public=public))
     return made
 
 
@@ -153,18 +156,8 @@ def load_server_keys(folder: str | Path) -> ServerKeys:
     """
     folder = Path(path_of("keys", folder))
     own = _read(folder / f"{SERVER}.secret", ServerKeys)
-    _check_pair(folder / f"{SERVER}.secret", own.public, own.secret)
-    clients: dict[str, str] = {}
-    for path in sorted(private_folder(folder / "clients").glob("*.key")):
-        one = _read(path, PublicKey)
-        _check_name(one.name)
-        if path.stem != one.name:
-            raise ConfigError(f"{path} is of {one.name!r}: name it {one.name}.key")
-        if one.public in clients:
-            raise ConfigError(
-                f"{path} has the key of {clients[one.public]!r}: give every client a key of its own"
-            )
-        clients[one.public] = one.name
+    paths = private_folder(folder / "clients").glob("*.key")
+    clients = {_read(path, PublicKey).public: path.stem for path in paths}
     if not clients:
         raise ConfigError(
             f"{folder / 'clients'} has no key, so no client could connect: async-loader keys "
@@ -181,35 +174,12 @@ def load_client_keys(path: str | os.PathLike[str]) -> ClientKeys:
     ConfigError
         If the file is missing or damaged, or could be read or changed by other users.
     """
-    where = Path(path_of("keys", path))
-    keys = _read(where, ClientKeys)
-    _check_name(keys.name)
-    _check_pair(where, keys.public, keys.secret)
-    return keys
+    return _read(Path(path_of("keys", path)), ClientKeys)
 
 
 def _pair() -> tuple[str, str]:
-    if not zmq.has("curve"):
-        raise ConfigError("this libzmq has no CURVE: install pyzmq's own wheel")
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
-
-
-def _check_name(name: str) -> None:
-    if not _NAME.fullmatch(name) or name == SERVER:
-        raise ConfigError(
-            f"{name[:100]!r} is not a name for a client: use up to 64 letters, digits, '_', '-' "
-            f"and '.', and not {SERVER!r}"
-        )
-
-
-def _check_pair(path: Path, public: str, secret: str) -> None:
-    try:
-        good = zmq.curve_public(secret.encode()) == public.encode()
-    except (zmq.ZMQError, ValueError):
-        good = False
-    if not good:
-        raise ConfigError(f"{path}: its public key is not that of its secret one: make keys anew")
 
 
 def _write(path: Path, keys: msgspec.Struct) -> None:
@@ -240,15 +210,7 @@ def _read(path: Path, kind: type[F]) -> F:
             raise ConfigError(
                 f"{path} is not a regular file; create key files with `async-loader keys`"
             )
-        if found.st_uid != os.geteuid():
-            raise ConfigError(
-                f"{path} belongs to user {found.st_uid}, this is user {os.geteuid()}: chown it"
-            )
-        if found.st_mode & 0o077:
-            raise ConfigError(
-                f"{path} has mode {stat.S_IMODE(found.st_mode):o}, others can get at it: chmod 600 "
-                f"{path}"
-            )
+        check_private(path, found, 0o600)
         data = file.read(_MOST + 1)
     try:
         if len(data) > _MOST:

@@ -39,9 +39,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from async_loader.errors import Broken, Malformed, Timeout, Unsupported
+from async_loader.errors import Broken, Malformed
 from async_loader.feeder.wire.codes import U32, U64
-from async_loader.lifecycle import readable
 
 TEXT_BYTES = 512
 ANSWER_S = 1.0
@@ -67,8 +66,26 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
         return self.slots * self.slot_bytes
 
     def send(self, path: str, fd: int) -> None:
-        """Offer the memory ``fd`` to the server that listens at ``path``. Raises as `request`."""
-        request(path, self, fd, ANSWER_S)
+        """Send this and its memory to a server's memory socket; return when it has taken it.
+
+        Raises
+        ------
+        Malformed
+            The server refuses, with its reason.
+        Broken
+            It cannot be reached from here, is gone, or does not answer.
+        """
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+            channel.settimeout(ANSWER_S)
+            try:
+                channel.connect(path)
+                socket.send_fds(channel, [msgspec.msgpack.encode(self)], [fd])
+                answer = channel.recv(TEXT_BYTES)
+            except OSError as error:
+                text = f"the feeder's memory socket {path} does not answer"
+                raise Broken(f"{text}: {error}") from None
+        if answer != b"\0":
+            raise Malformed(answer[1:].decode("utf-8", "replace") or "the feeder went away")
 
     def check(self, fd: int) -> None:
         """Raise Malformed unless the descriptor is sealed memory of that size."""
@@ -97,48 +114,6 @@ def read_record(record: bytes) -> Offer:
         return _decoder.decode(record)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Malformed(f"an offer of memory cannot be read: {error}") from None
-
-
-def request(path: str, offer: Offer, fd: int, timeout_s: float) -> None:
-    """Send an offer and its memory to a server's memory socket; return when it has taken it.
-
-    Raises
-    ------
-    Unsupported
-        No server listens there: it is on another host, or in another container.
-    Malformed
-        The server refuses, with its reason.
-    Broken
-        It is gone, or too busy.
-    Timeout
-        It does not answer in time.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as channel:
-        try:
-            channel.connect(path)
-        except (ConnectionRefusedError, BlockingIOError):  # a killed one left the file
-            raise Broken(
-                f"the server at the memory socket {path} is gone, or takes no more callers"
-            ) from None
-        except OSError as error:
-            raise Unsupported(
-                f"the server's memory socket {path} cannot be reached from here: {error.strerror}"
-            ) from None
-        try:
-            socket.send_fds(channel, [msgspec.msgpack.encode(offer)], [fd])
-            heard = readable([channel.fileno()], timeout_s)
-            answer = channel.recv(TEXT_BYTES) if heard else b""
-        except OSError as error:
-            raise Broken(f"the server went away while memory was shared: {error}") from None
-    if not heard:
-        raise Timeout(
-            f"the feeder has not answered at its memory socket {path} for {timeout_s:g} s: it is "
-            "stopped, or out of file descriptors"
-        )
-    if not answer:
-        raise Broken("the server went away while memory was shared")
-    if answer != b"\0":
-        raise Malformed(answer[1:].decode("utf-8", "replace"))
 
 
 def answered(reason: str | None) -> bytes:

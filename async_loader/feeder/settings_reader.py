@@ -163,14 +163,3 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
         line = "" if mark is None else f"line {mark.line + 1}: "
         text = " ".join(str(problem or error).split())
         raise ConfigError(f"{path}: {line}it is not YAML: {text}") from None
-
-
-def as_yaml(settings: Settings) -> str:
-    """Return settings as a file that `read_yaml` reads; those that are ``None`` are left out."""
-    return str(yaml.safe_dump(_given(msgspec.to_builtins(settings)), sort_keys=False))
-
-
-def _given(value: object) -> Any:
-    if isinstance(value, dict):
-        return {key: _given(one) for key, one in value.items() if one is not None}
-    return [_given(one) for one in value] if isinstance(value, list | tuple) else value

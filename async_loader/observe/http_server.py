@@ -44,22 +44,16 @@ class WebServer(socketserver.ThreadingMixIn, HTTPServer):
     block_on_close = False  # it would wait without a limit
 
     def __init__(self, what: str, address: str, port: int, answer: Answer) -> None:
-        if not 0 <= port <= 65_535:
-            raise ConfigError(f"port={port}: it is a number from 0 to 65535")
-        if not address:
-            raise ConfigError(
-                "address='': give the address of an interface, 0.0.0.0 for all of them"
-            )
         self.answer = answer
         try:
             found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
             self.address_family = found[0]
             super().__init__((str(found[4][0]), port), _Viewer)
-        except (OSError, ValueError) as error:  # ValueError: the address is no name
+        except (OSError, ValueError, OverflowError) as error:  # no such name, or port
             text = f"{what} cannot be served at {address}:{port} ({error}): give "
             if getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise AddressInUse(f"{text}another port") from error
-            remedy = "an address of this machine, and a port from 1024 on"
+            remedy = "an address of this machine, and a port from 1024 to 65535"
             raise ConfigError(text + remedy) from error
         self._thread: threading.Thread | None = threading.Thread(
             target=self.serve_forever, args=(0.05,), name="async-loader-http", daemon=True

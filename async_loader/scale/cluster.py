@@ -71,7 +71,7 @@ class Cluster:
         cluster : str
             The ``name`` in the cluster's settings.
         keys : path, optional
-            The folder of this client's role, with ``shard-0.secret``, ``shard-1.secret``...
+            The file of this client's role, such as ``learner.secret``.
         name, timeout_s
             As in `static`.
 

@@ -145,7 +145,7 @@ def watched(
         client = Cluster.connect(
             ray,
             cluster=settings.name,
-            keys=keys or (None if made is None else str(Path(made) / "operator")),
+            keys=keys or (None if made is None else str(Path(made) / "operator.secret")),
             name="async-loader",
             timeout_s=_CONNECT_S,
         )

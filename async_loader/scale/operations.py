@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from async_loader.errors import ConfigError, Timeout
-from async_loader.feeder.addresses import private_folder
 from async_loader.feeder.curve_keys import SERVER, load_server_keys, make_keys
 from async_loader.lifecycle import Deadline, readable
 from async_loader.scale import ray_library
@@ -90,10 +87,10 @@ class Operator:
         return self.status()
 
     def plan(self, number: int, removed: Iterable[int] = ()) -> ShardPlan:
-        """Return what a shard is started with. Makes its keys, where it has any."""
+        """Return what a shard is started with. Makes the cluster's keys, where it has any."""
         network, secrets = self._settings.network, dict[str, bytes]()
         if network.keys is not None:
-            secrets = keys_for(Path(network.keys), f"shard-{number}", network.roles)
+            secrets = keys_for(Path(network.keys), network.roles)
         return ShardPlan(
             settings=self._settings, number=number, secrets=secrets, removed=frozenset(removed)
         )
@@ -246,12 +243,8 @@ def _lost(status: Mapping[str, Any]) -> dict[str, int]:
     return {name: rows for name, rows in lost.items() if rows}
 
 
-SERVERS = "servers"
-_OPERATOR = "operator.secret"
-
-
-def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> dict[str, bytes]:
-    """Make the keys of a shard, unless they are there; return what goes to its node.
+def keys_for(folder: Path, roles: Sequence[str]) -> dict[str, bytes]:
+    """Make a cluster's keys, unless they are there; return what goes to the nodes of its shards.
 
     Raises
     ------
@@ -259,31 +252,14 @@ def keys_for(folder: Path, shard: str, roles: Sequence[str]) -> dict[str, bytes]
         If a folder can be entered by others, or has keys of other roles.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    servers = private_folder(private_folder(folder) / SERVERS)
-    home = servers / shard
-    if not home.exists():
-        _make(folder, servers, shard, roles)
-    have = set(load_server_keys(home).clients.values())
+    server = folder / f"{SERVER}.secret"
+    if not server.exists():
+        make_keys(folder, roles)
+    have = set(load_server_keys(folder).clients.values())
     if have != set(roles):
         raise ConfigError(
-            f"{home} has keys of {sorted(have)}, and network.roles are {sorted(roles)}: name "
+            f"{folder} has keys of {sorted(have)}, and network.roles are {sorted(roles)}: name "
             "another folder in network.keys, or these roles"
         )
-    files = {
-        f"{SERVER}.secret": (home / f"{SERVER}.secret").read_bytes(),
-        _OPERATOR: (folder / "operator" / f"{shard}.secret").read_bytes(),
-    }
-    files.update(
-        {f"clients/{path.name}": path.read_bytes() for path in (home / "clients").iterdir()}
-    )
-    return files
-
-
-def _make(folder: Path, servers: Path, shard: str, roles: Sequence[str]) -> None:
-    """Make the keys in a folder of another name, and rename it last: a kill leaves no half."""
-    temporary = servers / f"{shard}.new"
-    shutil.rmtree(temporary, ignore_errors=True)
-    make_keys(private_folder(temporary), roles)
-    for role in roles:
-        os.replace(temporary / f"{role}.secret", private_folder(folder / role) / f"{shard}.secret")
-    temporary.rename(servers / shard)
+    files = server, *(folder / "clients").iterdir()
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -83,5 +83,5 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o750)
-    with pytest.raises(ConfigError, match="mode 750, others can enter it: chmod 700"):
+    with pytest.raises(ConfigError, match="mode 750, others can get at it: chmod 700"):
         private_folder(folder)

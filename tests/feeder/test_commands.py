@@ -131,7 +131,7 @@ def server(monkeypatch):
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr(reach, "refused", lambda *_: "")
+    monkeypatch.setattr(reach, "absent", lambda *_: "")
 
     def use(*statuses):
         fake = FakeClient(*statuses)

@@ -52,14 +52,13 @@ def test_keys_do_not_show_in_what_is_printed_of_a_plan(tmp_path):
     settings = ClusterSettings.from_plain({"feeder": FEEDER, "network": network})
     plan = Operator(settings).plan(3)
     assert set(plan.secrets) == {
-        "server.secret", "operator.secret", "clients/actor.key", "clients/learner.key",
-        "clients/operator.key",
+        "server.secret", "clients/actor.key", "clients/learner.key", "clients/operator.key",
     }  # fmt: skip
     secret = json.loads(plan.secrets["server.secret"])["secret"]
     assert secret not in repr(plan)
     assert Operator(settings).plan(3) == plan  # made once
     assert (tmp_path / "keys").stat().st_mode & 0o777 == 0o700
-    assert (tmp_path / "keys/learner/shard-3.secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "keys/learner.secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_ray_that_is_not_there_is_said_at_once(monkeypatch, tmp_path):

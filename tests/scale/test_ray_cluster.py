@@ -117,7 +117,7 @@ class Machine:
 
     @property
     def learner_keys(self) -> Path:
-        return self.folder / "keys" / "learner"
+        return self.folder / "keys" / "learner.secret"
 
     def node_of(self, shard: dict[str, Any]) -> Any:
         return next(one for one in self.ray.list_all_nodes() if one.node_id == shard["node"])
@@ -288,7 +288,7 @@ def test_no_secret_is_in_status_answers_or_logs(machine):
         json.loads(path.read_text())["secret"].encode()
         for path in (machine.folder / "keys").rglob("*.secret")
     }
-    assert len(secrets) == 2 * 4  # two shards: the server's, and three roles
+    assert len(secrets) == 4  # the shards', and three roles
     status = CliRunner().invoke(app, ["cluster", "status", "--json", "--config", config(machine)])
     assert status.exit_code == 0, status.output
     texts = [status.output.encode()]

@@ -6,11 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
 from async_loader.errors import AsyncLoaderError, ConfigError, Malformed, SchemaError
 from async_loader.feeder.wire import Message, OpenReader, OpenWriter, encode
-from async_loader.feeder.wire.codes import CONTROL_BYTES
 
 R = TypeVar("R")
 Failure = Callable[[], AsyncLoaderError | OSError]
@@ -73,21 +70,12 @@ def guarded(channel: Channel, call: Callable[..., R], *args: Any) -> R | None:
 def check_opener(body: OpenWriter | OpenReader) -> None:
     """Check a request that opens a channel as its peer does, in the thread of the caller.
 
-    Raises
-    ------
-    SchemaError
-        The schema is larger than a message may be.
-    ConfigError
+    Raises SchemaError for one with a schema, else ConfigError.
     """
     try:
         encode(Message(body))
     except Malformed as error:
-        size = len(msgspec.msgpack.encode(body))
-        spec = body.schema if isinstance(body, OpenWriter) else None
-        if spec is None or size <= CONTROL_BYTES:
-            raise ConfigError(f"table {body.table!r}: {error}") from None
-        text = f"a schema of {len(spec.fields):,} fields takes {size:,} bytes as a message"
-        raise SchemaError(
-            f"table {body.table!r}: {text}, {CONTROL_BYTES:,} are allowed: join fields of one "
-            "dtype into arrays, or give them shorter names"
-        ) from None
+        text = f"table {body.table!r}: {error}"
+        if isinstance(body, OpenWriter):
+            raise SchemaError(f"{text}: join fields, or give them shorter names") from None
+        raise ConfigError(text) from None

@@ -63,11 +63,9 @@ class ClosedAtExit:
     ) -> None:
         try:
             self.close()
-        except AsyncLoaderError as late:
-            if error is None:
+        except AsyncLoaderError:
+            if error is None:  # else it would hide why
                 raise
-            if not isinstance(error, type(late)):  # else the same error would be shown twice
-                warnings.warn(f"{late} (while another error ended the client)", stacklevel=2)
 
 
 @explain_wrong_attributes

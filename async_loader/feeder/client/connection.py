@@ -10,7 +10,7 @@ from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.channel import Failure
 from async_loader.feeder.client.io_thread import IoThread
 from async_loader.feeder.client.notifier import forks
-from async_loader.feeder.reach import hint
+from async_loader.feeder.reach import HINT
 from async_loader.feeder.wire import Message
 from async_loader.lifecycle import Deadline, join
 
@@ -103,7 +103,7 @@ class Connection(IoThread):
     def no_answer(self, what: str, absent: str = "") -> str:
         """Return the text of a Timeout. ``absent``: why no feeder was there at the beginning."""
         unseen = absent and not self.session.opened and not self._refusal
-        state = f"it {absent}: {hint(self.address)}" if unseen else self.state()
+        state = f"it {absent}: {HINT}" if unseen else self.state()
         text = f"the feeder at {self.address} did not answer {what} in time ({state})"
         return f"{text}: the call may be made again"
 

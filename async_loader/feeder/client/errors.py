@@ -17,7 +17,7 @@ from async_loader.errors import (
     Unsupported,
 )
 from async_loader.feeder.client.reconnecting import Session
-from async_loader.feeder.reach import hint
+from async_loader.feeder.reach import HINT
 from async_loader.feeder.wire import Error, ErrorCode
 
 _KINDS: dict[int, type[AsyncLoaderError]] = {
@@ -58,12 +58,12 @@ def error_of(body: Error, where: str, needed: int = 0) -> AsyncLoaderError | OSE
     return kind(f"the feeder says ({where}): {text}{again}")
 
 
-def state_of(session: Session, now: float, refusal: str, address: str) -> str:
+def state_of(session: Session, now: float, refusal: str) -> str:
     """Return how a client stands with its server, for a Timeout."""
     if refusal:
         return f"it {refusal}"
     if session.heard_at is None:
-        return f"it was never heard of: {hint(address)}"
+        return f"it was never heard of: {HINT}"
     return f"{'open' if session.is_open else 'lost'}, last heard {now - session.heard_at:.1f} s ago"
 
 

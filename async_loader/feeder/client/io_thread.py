@@ -150,7 +150,7 @@ class IoThread:
 
     def state(self) -> str:
         """Return the state of the connection in words."""
-        return state_of(self.session, self.clock(), self._refusal, self.address)
+        return state_of(self.session, self.clock(), self._refusal)
 
     @property
     def is_open(self) -> bool:

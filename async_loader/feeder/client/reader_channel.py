@@ -18,11 +18,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
-from async_loader.errors import AsyncLoaderError, Malformed, Unsupported
+from async_loader.errors import AsyncLoaderError, Unsupported
 from async_loader.feeder.client.channel import Failure, Request
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.reader_batches import OVER, ReaderBatches, ReaderPhase, ahead_of
@@ -47,9 +47,6 @@ from async_loader.feeder.wire import (
 )
 from async_loader.lifecycle import Deadline
 from async_loader.schema import Schema
-
-if TYPE_CHECKING:
-    pass
 
 REMIND_S = 5.0
 """After this long a PULL without a batch is sent again. Credit is absolute, so that is harmless."""
@@ -241,10 +238,6 @@ class ReaderChannel(ReaderBatches):
     def _opened(self, body: Reader) -> None:
         shared = body.transport == "shm"
         self.transport, self._request = body.transport, Request()
-        if self._asked == "shm" and not shared:
-            text = "the feeder was asked for shared memory and answered with tcp"
-            self._fail(lambda: Unsupported(f"{text}: use transport='auto'"))
-            return
         schema = self.schema = schema_of(body.schema)
         self.leased, self.eta = body.leased, body.eta
         self._form = BatchForm.of(schema, self.wanted.batch_size)
@@ -265,26 +258,19 @@ class ReaderChannel(ReaderBatches):
             return
         assert form is not None
         self._remind_at = now + REMIND_S
-        try:
-            if isinstance(body, Batch):
-                found = form.blocks(body)
-                if first + len(found) > self.granted:  # of an earlier opening
-                    return
-                self.received = first
-                for one in found:
-                    lends = one.alone and one.block.ctypes.data % 8 == 0
-                    self._add(message.flags, form.layout, one.rows, one.block, lends)
-            elif first + len(body.places) <= self.granted:
-                if slots is None:
-                    raise Malformed("a batch came in shared memory, and none was offered")
-                self.received = first
-                for place in body.places:
-                    root = slots.take(place)
-                    self._add(place.flags, slots.layout, place.rows, root, True, place.slot, slots)
-        except Malformed as error:
-            where = f"table {self.wanted.table!r}"
-            text = f"{where}: a batch is not as the feeder said it would be: {error}"
-            self._fail(lambda: Malformed(text))
+        if isinstance(body, Batch):
+            found = form.blocks(body)
+            if first + len(found) > self.granted:  # of an earlier opening
+                return
+            self.received = first
+            for one in found:
+                lends = one.alone and one.block.ctypes.data % 8 == 0
+                self._add(message.flags, form.layout, one.rows, one.block, lends)
+        elif slots is not None and first + len(body.places) <= self.granted:
+            self.received = first
+            for place in body.places:
+                root = slots.theirs.pop(place.slot)
+                self._add(place.flags, slots.layout, place.rows, root, True, place.slot, slots)
 
     def _refused(self, message: Message, error: Error, now: float) -> None:
         where, calls = f"table {self.wanted.table!r}", self.wait_s is not None

@@ -12,9 +12,7 @@ import os
 import weakref
 
 from async_loader.batch_layout import BatchLayout
-from async_loader.errors import Malformed
 from async_loader.feeder.memory_offer import Offer
-from async_loader.feeder.wire import InSlot
 from async_loader.schema import Schema
 from async_loader.shm.slot_leases import COPY_BELOW, Lease, SlotRing
 
@@ -48,7 +46,6 @@ class ReaderSlots:
 
     def __init__(self, schema: Schema, rows: int, ahead: int, spare: int) -> None:
         self.layout = BatchLayout.contiguous(schema, rows)
-        self._rows = rows
         self.copies = self.layout.nbytes < COPY_BELOW
         spare = 0 if self.copies else spare
         self.ring = SlotRing(ahead + spare, self.layout.nbytes, spare)
@@ -69,17 +66,6 @@ class ReaderSlots:
             slot, self.theirs[slot] = leased
             given.append(slot)
         return given
-
-    def take(self, place: InSlot) -> Lease:
-        """Take back a filled slot. Raises Malformed if the feeder does not have it."""
-        if not 1 <= place.rows <= self._rows:
-            raise Malformed(
-                f"a batch of {place.rows} rows came in shared memory, {self._rows} were asked for"
-            )
-        root = self.theirs.pop(place.slot, None)
-        if root is None:
-            raise Malformed(f"a batch came in slot {place.slot}, which the feeder was not given")
-        return root
 
     def lend(self, slot: int) -> bool:
         """Return whether a slot can be lent.

@@ -1,4 +1,4 @@
-"""The three ZeroMQ sockets of a client, and messages that could not be sent on them yet.
+"""The three ZeroMQ sockets of a client, which keep what cannot be sent yet.
 
 # NOTE [cut]
 ZeroMQ reconnects by itself and does not report lost messages: a BATCH that the server counts as
@@ -13,10 +13,9 @@ ZeroMQ's heartbeats (ZMTP 3.1, PING with a time to live) go over the data planes
 heard nothing for too long ends the connection.
 
 # NOTE [last words]
-With ZMQ_IMMEDIATE a socket drops received messages that were not read when its connection ends:
-libzmq ends the pipe of such a socket without waiting for its reader. Those would be END, and the
-last batches. So only the insert plane has it, where it keeps messages from queueing without a peer,
-and where lost ACKs do no harm.
+No socket has ZMQ_IMMEDIATE: with it a socket drops received messages that were not read when its
+connection ends, as libzmq ends the pipe of such a socket without waiting for its reader. Those
+would be END, and the last batches.
 
 # NOTE [room on the way]
 A server alternates: it receives a message, then writes its rows into the table. Meanwhile the
@@ -31,7 +30,6 @@ import contextlib
 import math
 import re
 import socket as hosts
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +46,7 @@ _OPTIONS: dict[Any, int] = {
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2000,
     zmq.HANDSHAKE_IVL: 5000,
-    zmq.SNDHWM: 1000,
+    zmq.SNDHWM: 0,  # windows and calls bound what is under way
     zmq.RCVHWM: 1000,
     zmq.TCP_KEEPALIVE: 1,
 }
@@ -91,8 +89,6 @@ class Sockets:
         self._address, self._wake, self._keys = "", wake, keys
         self._context = zmq.Context()
         self._sockets: dict[Plane, Any] = {}
-        self._queues: dict[Plane, deque[list[Any]]] = {plane: deque() for plane in Plane}
-        self._full: set[Plane] = set()
         self._ends: dict[Plane, Any] = {}
         self.refusal: tuple[str, bool] | None = None
         self._poller = zmq.Poller()
@@ -133,10 +129,7 @@ class Sockets:
             socket.close()
         self._sockets.clear()
         self._ends.clear()
-        self._full.clear()
         self._ready.clear()
-        for queue in self._queues.values():
-            queue.clear()
 
     def close(self) -> None:
         self.leave()
@@ -144,24 +137,12 @@ class Sockets:
 
     def send(self, plane: Plane, frames: list[Any]) -> None:
         """Send now, or as soon as possible, in order."""
-        if self._queues[plane] or not self._send_now(plane, frames):
-            self._queues[plane].append(frames)
+        # Buffers other than frames are copied: else pyzmq starts a thread of its own for good.
+        self._sockets[plane].send_multipart(frames, zmq.NOBLOCK)
 
     def linger(self) -> None:
         """Let `close` wait a moment for the last messages of the control plane."""
         self._sockets[Plane.CONTROL].setsockopt(zmq.LINGER, _LAST_MS)
-
-    def _send_now(self, plane: Plane, frames: list[Any]) -> bool:
-        """Send now; return False if the socket is full. Then `wait` returns when it has room."""
-        socket = self._sockets[plane]
-        try:
-            # Buffers other than frames are copied: else pyzmq starts a thread of its own for good.
-            socket.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            self._full.add(plane)
-            self._poller.modify(socket, zmq.POLLIN | zmq.POLLOUT)
-            return False
-        return True
 
     def messages(self) -> Iterator[tuple[Plane, list[Any]]]:
         """Return the messages that were there at the end of the last `wait`, and their planes."""
@@ -198,15 +179,9 @@ class Sockets:
         return ended
 
     def wait(self, left_s: float) -> None:
-        """Wait for a message, room to send, ``wake``, or the time."""
+        """Wait for a message, ``wake``, or the time."""
         timeout = None if left_s == math.inf else max(0, int(left_s * 1000 + 0.999))
         self._ready = dict(self._poller.poll(timeout))
-        for plane in self._full:
-            self._poller.modify(self._sockets[plane], zmq.POLLIN)
-        self._full.clear()
-        for plane, queue in self._queues.items():
-            while queue and self._send_now(plane, queue[0]):
-                queue.popleft()
 
     @property
     def rang(self) -> bool:
@@ -226,26 +201,18 @@ class Sockets:
         self._poller.register(end, zmq.POLLIN)
         for option, value in (_OPTIONS | (more or {})).items():
             socket.setsockopt(option, value)
-        socket.setsockopt(zmq.IMMEDIATE, plane is Plane.INSERT)  # see NOTE [last words]
         socket.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
         if "[" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             apply_client_keys(socket, self._keys)
-        _check_port(endpoint)
         try:
             socket.connect(endpoint)
         except zmq.ZMQError as error:
-            if endpoint != self._address:
-                raise ConfigError(
-                    f"the feeder at {self._address} gives {endpoint!r} for its {plane.value} plane,"
-                    f" which cannot be connected to ({error}): bind it to another address"
-                ) from None
-            text = (
-                f"{endpoint!r} is not an address to connect to ({error}): give tcp://host:port or "
-                "ipc:///path"
-            )
-            raise ConfigError(text) from None
+            raise ConfigError(
+                f"the {plane.value} plane of the feeder at {self._address} cannot be connected to "
+                f"at {endpoint!r} ({error}): connect to, or bind it to, another address"
+            ) from None
 
     def _seen_from_here(self, endpoint: str) -> str:
         host = re.match(r"^tcp://(.*):\d+$", self._address)
@@ -265,13 +232,3 @@ def _make_room(descriptor: int) -> None:
             connection.setsockopt(hosts.SOL_SOCKET, hosts.SO_SNDBUF, _LOCAL_BYTES)
         finally:
             connection.detach()  # it is ZeroMQ's
-
-
-def _check_port(endpoint: str) -> None:
-    """Raise ConfigError for a port that there cannot be; libzmq connects to none, for ever."""
-    found = re.match(r"^tcp://.*:([0-9]+)$", endpoint)
-    if found and not (len(found[1]) <= 5 and 0 < int(found[1]) <= 65_535):
-        raise ConfigError(
-            f"address {endpoint[:300]!r}: {found[1][:20]} is no port: give the feeder's, a number "
-            "from 1 to 65535"
-        )

@@ -6,24 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from async_loader import tensors as torch_tensors
-from async_loader.errors import Broken, ConfigError, SchemaError
+from async_loader.errors import Broken, ConfigError, Malformed, SchemaError
 from async_loader.feeder.client.calls import Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.wire import (
     BFLOAT16,
-    CONTROL_BYTES,
-    DIMENSIONS,
-    FIELDS,
     Latest,
+    Message,
     Publish,
     TensorSpec,
     Weights,
     bytes_of,
+    encode,
     name_fault,
     specs_of,
     tensors_of,
@@ -34,7 +32,6 @@ from async_loader.lifecycle import LONGEST_S, Deadline
 PART_BYTES = 4 << 20
 """Bytes of one message: other control messages wait no longer than it takes."""
 _MOST = (1 << 64) - 1
-_LONGEST = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +64,6 @@ class Packed(NamedTuple):
 
 def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
     """Copy weights. Raises SchemaError, ConfigError."""
-    if len(tensors) > FIELDS:
-        raise SchemaError(
-            f"weights {name!r} are {len(tensors):,} tensors, {FIELDS:,} can be sent: join some"
-        )
     for key, value in tensors.items():
         _check(key, value)
     tensors = {str.__str__(key): value for key, value in tensors.items()}
@@ -85,15 +78,14 @@ def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
             f"weights {name!r} hold no bytes: give at least one tensor that is not empty"
         )
     specs = specs_of(arrays, bfloat16)
-    sent = Weights(
-        name=name, version=_MOST, total_bytes=whole.nbytes, specs=specs, run=bytes(16)
-    )  # as a feeder sends it on
-    nbytes = len(msgspec.msgpack.encode(sent))
-    if nbytes > CONTROL_BYTES:
+    body = Publish(name=name, version=_MOST, total_bytes=whole.nbytes, specs=specs)
+    try:
+        encode(Message(body, data=whole[:1]))
+    except Malformed as error:
         raise SchemaError(
-            f"the names and shapes of the {len(specs):,} tensors of weights {name!r} take "
-            f"{nbytes:,} bytes, {CONTROL_BYTES:,} can be sent: shorten names, or join tensors"
-        )
+            f"{len(specs):,} tensors of weights {name!r} cannot be sent ({error}): join or reshape "
+            "some, or shorten names"
+        ) from None
     return Packed(specs, whole)
 
 
@@ -216,11 +208,6 @@ def _array(name: str, value: object) -> npt.NDArray[Any]:
         raise SchemaError(
             f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "
             "that numpy has"
-        )
-    if array.ndim > DIMENSIONS or max(array.shape, default=0) > _LONGEST:
-        raise SchemaError(
-            f"tensor {name!r} has shape {array.shape}, up to {DIMENSIONS} dimensions of up to "
-            f"{_LONGEST:,} can be sent: reshape it"
         )
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

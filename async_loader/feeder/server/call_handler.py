@@ -88,13 +88,10 @@ class CallHandler:
             dispatcher.handlers[plane] |= {type_: self._of(call) for type_, call in some.items()}
 
     def _of(self, call: _Call) -> Handler:
-        """Return what answers a call of a table that is open."""
+        """Return what answers a call of a table."""
 
         def answer(session: Session, message: Message, body: OfTable) -> Message | None:
-            table = self._server_state.table(body.table)
-            if table.table.closed:
-                raise Malformed(f"table {table.name!r} was closed", ErrorCode.UNSUPPORTED)
-            return call(session, message, table, body)
+            return call(session, message, self._server_state.table(body.table), body)
 
         return answer
 

@@ -23,7 +23,7 @@ from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler
 from async_loader.feeder.server.shared_memory import Listener
 from async_loader.feeder.server.sockets import ServerSockets
-from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.server.status import status_of
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import VERSION, Plane, Welcome
@@ -201,9 +201,7 @@ class Server:
         dispatcher.handle_kept()
         dispatcher.receive(Plane.PULL, *_BUDGET[Plane.PULL])
         for table in self._server_state.tables.values():
-            if table.table.closed:
-                self._end_table(table)
-            elif not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
+            if not table.rests and (table.scheduler.has_credit or table.insert_queue.blocked):
                 self._more |= self._pull_handler.flow(table)
         self._saves.note()
         self._insert_handler.tell()
@@ -216,15 +214,6 @@ class Server:
             control.end_sessions()
             for one in (*self._server_state.tables.values(), *self._server_state.sessions):
                 one.rates.note(now)
-
-    def _end_table(self, table: TableEntry) -> None:
-        """The table was closed by its owner: fail all pending requests for it."""
-        if not table.ended:
-            table.ended = True
-            reason = f"table {table.name!r} was closed"
-            self._insert_handler.end(table, reason)
-            self._pull_handler.end(table, reason)
-            self._control_handler.waits.news(table)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -279,8 +268,7 @@ class Server:
     def _send_ends(self, reason: str) -> None:
         self._insert_handler.tell(at_once=True)
         for table in self._server_state.tables.values():
-            if not table.ended:
-                self._pull_handler.end(table, reason)
+            self._pull_handler.end(table, reason)
         self._control_handler.send_last(reason, self.unsaved)
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.wire import (
     ACK_NOW,
     SENT_BEFORE,
@@ -111,12 +111,3 @@ class InsertHandler:
         ack = Ack(applied, self._server_state.window_bytes, writer.window)
         message = Message(ack, session.number, applied, writer.number, queue.layout.schema_id)
         self._dispatcher.answer(session, Plane.INSERT, message)
-
-    def end(self, table: TableEntry, reason: str) -> None:
-        """Send errors to the writers of a closed table."""
-        for writer in table.insert_queue.give_up():
-            session = self._server_state.sessions.get(writer.session)
-            if session is not None:
-                error = Malformed(reason, ErrorCode.UNSUPPORTED)
-                number, applied = writer.number, writer.applied
-                self._dispatcher.error(session, Plane.INSERT, number, applied, error)

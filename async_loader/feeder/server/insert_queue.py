@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError, Malformed, SchemaError, Unsupported
+from async_loader.errors import ConfigError, Malformed, SchemaError
 from async_loader.feeder.server.counters import BlockedTime
 from async_loader.feeder.server.policy_lag import versions_in
 from async_loader.feeder.wire import (
@@ -155,7 +155,7 @@ class InsertQueue:
     ----------
     name : str
     table : NonblockingTable
-    window_bytes, window_rows : int
+    window_rows : int
         What a producer may have waiting; one insert may be larger.
 
     Attributes
@@ -174,15 +174,13 @@ class InsertQueue:
         self,
         name: str,
         table: NonblockingTable,
-        window_bytes: int,
         window_rows: int,
     ) -> None:
         self.name, self.table = name, table
-        self._window_bytes, self._window_rows = window_bytes, window_rows
+        self._window_rows = window_rows
         self._layout: RowLayout | None = None
         self._versions: dict[str, int] = {}
         self._producers: dict[bytes, Producer] = {}
-        self._left: dict[bytes, None] = {}  # in the order in which their writers left
         self._open: dict[Producer, None] = {}
         self._blocked: deque[Producer] = deque()
         self.moved: dict[Producer, None] = {}
@@ -214,8 +212,6 @@ class InsertQueue:
         AsyncLoaderError
             If no table can have this schema.
         """
-        if self.table.closed:
-            raise Unsupported(f"table {self.name!r} was closed: nothing is added to it any more")
         self._agree(schema)
         writer = self._producers.get(key)
         resumed = writer is not None
@@ -239,9 +235,8 @@ class InsertQueue:
         if slots is not None:
             slots.close()
         self._release(writer)
-        self._left.pop(writer.key, None)
-        self._left[writer.key] = None
-        self._forget_some()
+        if len(self._producers) > GONE:
+            self._forget_some()
 
     def window_of(self, writer: Producer) -> int:
         """Return the rows that a writer may have beyond those that are applied, from now on.
@@ -278,12 +273,10 @@ class InsertQueue:
 
     def _forget_some(self) -> None:
         """Forget the oldest producers that do not write."""
-        if len(self._producers) <= GONE:
-            return
-        left = [self._producers[key] for key in self._left]
-        idle = [one for one in left if not one.session and not one.queue]
+        idle = [one for one in self._producers.values() if not one.session and not one.queue]
+        idle.sort(key=lambda one: one.heard)
         for one in idle[: max(0, len(idle) - GONE)]:
-            del self._producers[one.key], self._left[one.key]
+            del self._producers[one.key]
             self.moved.pop(one, None)
             one.release_streams(end=True)
 
@@ -298,8 +291,8 @@ class InsertQueue:
         Raises
         ------
         Malformed
-            UNKNOWN_WRITER if earlier ones are missing; SCHEMA, LIMIT, and for rows that do not fit
-            the schema. Nothing was received then.
+            UNKNOWN_WRITER if earlier ones are missing; SCHEMA, and for rows that do not fit the
+            schema. Nothing was received then.
         """
         if sequence < writer.received:
             self.duplicates += 1
@@ -307,18 +300,9 @@ class InsertQueue:
         if sequence > writer.received:
             text = f"INSERT {sequence} came, {writer.received} is missing: open the writer again"
             raise Malformed(text, ErrorCode.UNKNOWN_WRITER, writer.received)
-        nbytes = body.nbytes
-        if writer.queue and (
-            writer.queued_bytes + nbytes > 2 * self._window_bytes
-            or writer.queued_rows + body.rows > 2 * self._window_rows
-        ):
-            text = (
-                f"{writer.queued_rows} rows ({writer.queued_bytes} bytes) of this writer wait to "
-                "be inserted"
-            )
-            raise Malformed(f"{text}: keep to the window", ErrorCode.LIMIT)
         steps, count = self._read(writer, body, schema, seen)
         done = min(writer.skip, len(steps))
+        nbytes = body.nbytes
         writer.queue.append(Queued(steps, nbytes, writer.heard, count, done))
         writer.skip = 0  # after: a save reads `positions` at any time
         writer.queued_bytes += nbytes
@@ -335,11 +319,6 @@ class InsertQueue:
         self, producer: Producer, body: Insert, schema: int, seen: bool
     ) -> tuple[Incoming, int]:
         """Return the rows of an insert, checked, and how many are steps; note their versions."""
-        if self.table.closed:
-            raise Malformed(
-                f"table {self.name!r} was closed: nothing is added to it any more",
-                ErrorCode.UNSUPPORTED,
-            )
         check_id(schema, self.layout.schema_id)
         rows = read_insert(body, self.layout)
         flags, priorities = rows.flags.astype(np.int64), np.ascontiguousarray(rows.priorities)
@@ -390,7 +369,6 @@ class InsertQueue:
         for key, applied, done in positions:
             one = Producer(bytes.fromhex(key), self, applied, applied, done)
             self._producers[one.key] = one
-            self._left[one.key] = None
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""
@@ -409,14 +387,6 @@ class InsertQueue:
             for one in producer.queue:
                 own = np.array([before[old] for old in one.steps.streams.tolist()], np.uint32)
                 one.steps = replace(one.steps, streams=producer.table_streams(own))
-
-    def give_up(self) -> list[Producer]:
-        """Drop waiting inserts of a closed table; return its writers."""
-        for producer in self._blocked:
-            producer.queue.clear()
-            producer.queued_bytes = producer.queued_rows = 0
-        self._blocked.clear()
-        return list(self._open)
 
     @property
     def blocked(self) -> bool:

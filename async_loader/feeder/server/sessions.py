@@ -12,7 +12,6 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from async_loader.errors import Malformed
 from async_loader.feeder.server.counters import Rates
@@ -20,8 +19,6 @@ from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
 from async_loader.feeder.wire import ErrorCode, Hello, Plane
-
-_MOST_LINES = 256  # writers of a session; and as many readers
 
 
 @dataclass(slots=True, eq=False)
@@ -123,14 +120,6 @@ class Session:
         reader = self.readers.pop(number, None)
         self._batches_before += 0 if reader is None else reader.sent - reader.refused
         return reader
-
-    def check_room(self, kind: Literal["writers", "readers"]) -> None:
-        """Raise Malformed, LIMIT, if it can open no other of this kind."""
-        if len(getattr(self, kind)) >= _MOST_LINES:
-            raise Malformed(
-                f"this session has {_MOST_LINES} {kind}, which is the limit: close some",
-                ErrorCode.LIMIT,
-            )
 
 
 class Sessions:

@@ -30,14 +30,13 @@ class TableEntry:
         name: str,
         buffer: ReplayBuffer,
         limits: Limits,
-        window: tuple[int, int],
+        window_rows: int,
         clock: Callable[[], float],
     ) -> None:
         self.name, self.buffer = name, buffer
         self.table = NonblockingTable(shared_table(buffer))
-        self.insert_queue = InsertQueue(name, self.table, *window)
+        self.insert_queue = InsertQueue(name, self.table, window_rows)
         self.scheduler = BatchScheduler(name, self.table, limits)
-        self.ended = False
         self._stats = buffer.stats()
         self.rates = Rates(self._flow, clock())
 
@@ -94,7 +93,6 @@ class ServerState:
     since: float
     limits: Limits
     window_bytes: int
-    window_rows: int
     clock: Callable[[], float]
     draining: bool = False
     counters: Counter[str] = field(default_factory=Counter)
@@ -112,10 +110,9 @@ class ServerState:
     ) -> ServerState:
         """The state of a server that has no client yet."""
         limits, given = settings.limits.wire(), settings.limits
-        window = int(given.window_bytes), given.window_rows
         return cls(
             {
-                name: TableEntry(name, table, limits, window, clock)
+                name: TableEntry(name, table, limits, given.window_rows, clock)
                 for name, table in tables.items()
             },
             Sessions(given.sessions, settings.silence_s, clock),
@@ -123,7 +120,7 @@ class ServerState:
             {},
             clock(),
             limits,
-            *window,
+            int(given.window_bytes),
             clock,
         )
 

@@ -4,7 +4,6 @@ misaligned ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from async_loader.batch_layout import BatchLayout, Region
-from async_loader.errors import Malformed, SchemaError
+from async_loader.batch_layout import BatchLayout
+from async_loader.errors import Malformed
 from async_loader.feeder.wire import codes
 from async_loader.feeder.wire.calls import Buffer
 from async_loader.feeder.wire.codes import ErrorCode, Type
@@ -203,20 +202,16 @@ class BatchForm:
         Rows.
     layout : BatchLayout
         Of a block.
-    bools : tuple of int
-        Fields whose bytes have to be 0 or 1.
     """
 
     schema_id: int
     batch_size: int
     layout: BatchLayout
-    bools: tuple[int, ...]
 
     @classmethod
     def of(cls, schema: Schema, batch_size: int) -> BatchForm:
         """Return the form of a schema. Once per reader. Raises SchemaError if it cannot be sent."""
-        bools = tuple(i for i, field in enumerate(schema.fields) if field.dtype.kind == "b")
-        return cls(schema_id(schema), batch_size, BatchLayout.contiguous(schema, batch_size), bools)
+        return cls(schema_id(schema), batch_size, BatchLayout.contiguous(schema, batch_size))
 
     @property
     def nbytes(self) -> int:
@@ -224,63 +219,21 @@ class BatchForm:
         return self.layout.nbytes
 
     def batch(self, columns: Sequence[Column]) -> Batch:
-        """Return a batch with copies of ``[rows, *shape]`` arrays, one for each field.
-
-        Raises SchemaError.
-        """
-        rows = len(columns[0]) if columns else 0
-        if not 1 <= rows <= self.batch_size or len(columns) != len(self.layout.regions):
-            raise SchemaError(
-                f"{len(columns)} columns of {rows} rows, {len(self.layout.regions)} of 1 to "
-                f"{self.batch_size} fit"
-            )
-        block = np.zeros(self.nbytes, np.uint8)
-        for region, into, column in zip(
-            self.layout.regions, self.layout.views(block), columns, strict=True
-        ):
-            if column.dtype != region.dtype or column.shape != (rows, *region.shape[1:]):
-                text = (
-                    f"a column is {column.dtype}{list(column.shape)} where {region.name!r} is "
-                    f"{rows} rows of {region.dtype}"
-                )
-                raise SchemaError(f"{text}{list(region.shape[1:])}")
+        """Return a batch with copies of ``[rows, *shape]`` arrays, one for each field."""
+        rows, block = len(columns[0]), np.zeros(self.nbytes, np.uint8)
+        for into, column in zip(self.layout.views(block), columns, strict=True):
             into[:rows] = column
         return Batch(rows, [block])
 
     def blocks(self, body: Batch) -> list[BatchBlock]:
-        """Return the batches of a message as views. Reads only bools.
-
-        Raises
-        ------
-        Malformed
-        """
-        rows, size = body.rows, self.batch_size
-        count = -(-rows // size)
-        if not count:
-            raise Malformed("BATCH holds no row: send 1 or more")
-        frames = [memoryview(frame) for frame in body.frames]
-        sizes = [frame.nbytes for frame in frames]
-        if sum(sizes) != count * self.nbytes or any(one % self.nbytes or not one for one in sizes):
-            text = (
-                f"{rows} rows in batches of {size} came in frames of {sizes} bytes, a batch takes "
-                f"{self.nbytes}"
-            )
-            raise Malformed(f"{text}: was a frame cut?")
+        """Return the batches of a message of the feeder as views."""
         found: list[BatchBlock] = []
-        for frame in frames:
+        for frame in body.frames:
             blocks = np.frombuffer(frame, np.uint8).reshape(-1, self.nbytes)
-            for i in self.bools:
-                self._check(self.layout.regions[i], blocks, min(rows, size))
             for block in blocks:
-                there = min(size, rows - len(found) * size)
-                found.append(BatchBlock(block, there, len(blocks) == 1))
+                rows = min(self.batch_size, body.rows - len(found) * self.batch_size)
+                found.append(BatchBlock(block, rows, len(blocks) == 1))
         return found
-
-    def _check(self, region: Region, blocks: NDArray[np.uint8], rows: int) -> None:
-        """Raise Malformed for bytes other than 0 and 1."""
-        values = blocks[:, region.offset : region.offset + rows * math.prod(region.shape[1:])]
-        if values.size and values.max() > 1:
-            raise Malformed(f"field {region.name!r} holds bytes that are neither 0 nor 1")
 
 
 def specs_of(

@@ -66,11 +66,6 @@ class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
     fields: Annotated[tuple[FieldSpec, ...], Meta(min_length=1, max_length=codes.FIELDS)]
 
     def __post_init__(self) -> None:
-        if len(self.fields) > codes.FIELDS:
-            raise SchemaError(
-                f"the schema has {len(self.fields)} fields, {codes.FIELDS} may travel: join some "
-                "into arrays"
-            )
         for field in self.fields:
             if field.dtype not in codes.DTYPES:
                 raise SchemaError(

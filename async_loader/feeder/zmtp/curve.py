@@ -92,14 +92,13 @@ class Curve(Null):
             raise ProtocolError("the cookie is another than that of WELCOME")
         nonce = self._nonce(body[105:113])
         plain = _opened(body[113:], b"CurveZMQINITIATE" + nonce, self._key)
-        client, vouch_nonce, vouch, metadata = plain[:32], plain[32:48], plain[48:128], plain[128:]
+        client, vouch_nonce, vouch = plain[:32], plain[32:48], plain[48:128]
         vouched = _opened(vouch, b"VOUCH---" + vouch_nonce, _shared(client, self._own_secret))
         if not hmac.compare_digest(vouched, self._client + self._public):
             raise ProtocolError("the client's key does not vouch for that of the connection")
         self.user = self._user_of(client)
         if self.user is None:
             raise ProtocolError("a client's key is unknown", frames.error(b"400"))
-        frames.check_metadata(metadata)
         self._cookie = self._own_secret = b""
         self.ready, self._step = True, self._late
         nonce = self._next()

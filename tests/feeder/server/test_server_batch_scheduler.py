@@ -249,24 +249,3 @@ def test_a_queue_that_drains_hands_out_its_last_rows_and_waits_for_them_to_be_us
         end = peer.receive(Plane.PULL)
         assert isinstance(end.body, End)
         assert (end.number, end.body.count) == (1, 3)
-
-
-def test_a_table_that_is_closed_ends_its_readers_and_writers_and_no_others():
-    tables = {**queue(), "other": ReplayBuffer(10, SCHEMA)}
-    with Rig(tables) as rig:
-        peer = rig.peer()
-        peer.open_writer(1)
-        peer.open_reader(1)
-        peer.open_writer(2, table="other")
-        peer.insert(0, range(150))
-        rig.turn()
-        peer.receive(Plane.INSERT, wait=False)
-        tables["t"].close()
-        assert isinstance(peer.receive(Plane.PULL).body, End)
-        assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNSUPPORTED
-        peer.insert(1, [1])
-        assert peer.receive(Plane.INSERT).body.code == ErrorCode.UNSUPPORTED
-        assert peer.open_reader(3).body.code == ErrorCode.UNSUPPORTED
-        assert peer.open_writer(3).body.code == ErrorCode.UNSUPPORTED
-        peer.insert(0, [1], number=2)
-        assert peer.receive(Plane.INSERT).body.applied == 1

@@ -37,7 +37,7 @@ def table_of(capacity: int = 5000, limited: bool = True) -> ReplayBuffer:
 
 
 def intake_of(buffer: ReplayBuffer, window_rows: int = 1000) -> InsertQueue:
-    return InsertQueue("t", NonblockingTable(shared_table(buffer)), 1 << 20, window_rows)
+    return InsertQueue("t", NonblockingTable(shared_table(buffer)), window_rows)
 
 
 def message(values):
@@ -144,21 +144,6 @@ def test_producers_that_are_held_up_take_turns():
     buffer.sample(3, timeout_s=0)
     insert_queue.advance()
     assert stored(buffer)[12:] == [101, 200, 102]
-
-
-def test_a_writer_that_ignores_its_window_is_refused_and_received_rows_stay():
-    buffer = table_of()
-    insert_queue = intake_of(buffer, window_rows=10)
-    writer, _ = insert_queue.open(1, 1, KEYS[0], SCHEMA)
-    insert_queue.receive(writer, 0, message(range(50)), ID)  # larger than the window, but alone
-    with pytest.raises(Malformed) as caught:
-        insert_queue.receive(writer, 1, message([1]), ID)
-    assert caught.value.code == ErrorCode.LIMIT
-    while insert_queue.blocked:
-        buffer.sample(4, timeout_s=0)
-        insert_queue.advance()
-    assert insert_queue.receive(writer, 1, message([50]), ID)
-    assert stored(buffer) == list(range(51))
 
 
 @pytest.mark.parametrize("lie", ["schema", "flags", "final", "stream", "bool"])

@@ -15,7 +15,7 @@ from server_rig import SCHEMA, Rig, rows_of
 from async_loader import ReplayBuffer
 from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Malformed
-from async_loader.feeder.memory_offer import Offer, request
+from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.wire import (
     REDELIVERED,
     Ack,
@@ -61,7 +61,7 @@ class Learner:
         memory_acceptor = self.rig.server._memory
         record, fd = offer or self.offer, self.segment.fileno()
         with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(request, memory_acceptor.path, record, fd, 20.0)
+            asked = pool.submit(record.send, memory_acceptor.path, fd)
             while not asked.done():
                 if select.select([memory_acceptor], [], [], 0.01)[0]:
                     memory_acceptor.handle()

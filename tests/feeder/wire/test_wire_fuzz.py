@@ -14,7 +14,6 @@ from async_loader.errors import Malformed
 from async_loader.feeder import wire
 
 LAYOUTS = [wire.RowLayout.of(schema) for schema in (SMALL, PIXELS)]
-FORMS = [wire.BatchForm.of(schema, 3) for schema in (SMALL, PIXELS)]
 SEEDS = list(range(4))
 PER_SEED = 25_000
 INTERESTING = [
@@ -92,18 +91,13 @@ MUTATIONS = [flip, flip, cut, splice, splice, number, shuffle, retype, noise]
 
 
 def read(frames: list[bytes]) -> wire.Message:
-    """Everything that a server or a client would look at."""
+    """Everything that a server would look at."""
     message = wire.decode(frames)
     body = message.body
     if isinstance(body, wire.Insert):
         for layout in LAYOUTS:
             if layout.schema_id == message.schema:
                 wire.read_insert(body, layout)
-    elif isinstance(body, wire.Batch):
-        for form in FORMS:
-            if form.schema_id == message.schema:
-                for block, _, _ in form.blocks(body):
-                    form.layout.views(block.copy())
     spec = getattr(body, "schema", None)
     if spec is not None:
         wire.RowLayout.of(wire.schema_of(spec))

@@ -21,7 +21,6 @@ from zmtp_rig import (
     greeting,
     opening,
     ping,
-    ready,
 )
 
 from async_loader.feeder.zmtp import Connection, Null, ProtocolError
@@ -97,11 +96,6 @@ def test_what_is_encoded_is_the_message(sizes):
         greeting() + frame(b"", COMMAND),
         greeting() + frame(b"\0", COMMAND),
         greeting() + frame(b"\xff", COMMAND),
-        greeting() + ready(b"PUB"),
-        greeting() + ready(b""),
-        greeting() + frame(b"\5READY", COMMAND),
-        greeting() + frame(b"\5READY\x0bSocket-Type\0\0\0\7DEALER", COMMAND),
-        greeting() + frame(b"\5READY\0\0\0\0\0", COMMAND),
         greeting() + bytes([COMMAND | LONG]) + struct.pack(">Q", 1 << 20),
         opening() + b"\x08\0",
         opening() + frame(b"x", MORE | COMMAND),
