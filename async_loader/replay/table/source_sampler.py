@@ -277,7 +277,6 @@ def _within_lag(
         max_lag,
         table_state.table.items,
         lambda: table_state.table.storage.cell(place),
-        lambda rows: table_state.table.given_to(rows),
         seeds,
         table_state.left_out_by,
         newest_of(weights_of(schema)),
