@@ -23,16 +23,17 @@ import importlib
 import logging
 import os
 import weakref
-from collections.abc import Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
-from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.process_hooks import SignalsDeferred
+
+if TYPE_CHECKING:
+    from async_loader.pipeline.iteration import Iteration
 
 log = logging.getLogger("async_loader")
 
@@ -46,20 +47,6 @@ _AFTER_CTRL_C_S = 1.0
 _POOL = "worker pool"
 _UNDO_TIMEOUT_S = 5.0
 """For what a start that failed had started."""
-
-
-class Stages(Protocol):
-    """The queues and threads of an `Iteration`, as the core breaks and ends them."""
-
-    queues: Collection[TrainQueue]
-
-    def close_queues(self) -> None: ...
-
-    def join_transfer(self, deadline: Deadline) -> list[str]: ...
-
-    def join_producer(self, deadline: Deadline) -> list[str]: ...
-
-    def release_leases(self, timeout_s: float, used: bool) -> None: ...
 
 
 class EngineCore:
@@ -87,7 +74,7 @@ class EngineCore:
     state : {"new", "running", "broken", "closing", "closed"}
     live : set of int
         Numbers of the iterations that are in use.
-    iterations : WeakSet of Stages
+    iterations : WeakSet of Iteration
     pool : WorkerPool | ThreadPool | None
         Set before the start; ``None``: there are no workers.
     """
@@ -107,7 +94,7 @@ class EngineCore:
         self.state = "new"
         self.end = end
         self.live: set[int] = set()
-        self.iterations: weakref.WeakSet[Stages] = weakref.WeakSet()
+        self.iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
         self.slots = SlotAllocator(ahead, SPARE_SLOTS, slot_bytes, always_slots=always_slots)
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
@@ -234,7 +221,7 @@ class EngineCore:
             )
             log.warning(text, name, what)
 
-    def _join(self, iterations: list[Stages], deadline: Deadline) -> list[str]:
+    def _join(self, iterations: list[Iteration], deadline: Deadline) -> list[str]:
         """Wait for every thread; the names of those that did not end in time.
 
         Producers last: a source that blocks must not eat the time of the others.

@@ -289,7 +289,7 @@ REFUSED = {
         lambda: ReplayBuffer(64, limiter=Queue(64)),
         r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
     ),
-    "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
+    "a queue of no items": (lambda: ReplayBuffer.queue(0), "size is 0: give an integer of at least 1"),
     "what is no limiter": (
         lambda: ReplayBuffer(9, limiter=3),
         r"limiter=3: give a RateLimiter or MinSize\(n\)",

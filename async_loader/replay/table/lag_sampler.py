@@ -91,6 +91,8 @@ class LagSampler(InnerSampler):
         The newest version that was stored or told; ``None`` before the first.
     """
 
+    _again: bool | None
+
     def __init__(
         self,
         sampler: Sampler,
@@ -117,7 +119,7 @@ class LagSampler(InnerSampler):
         """Forget all items. Those that come next were counted before."""
         super().reset()
         self._of[:] = _NONE
-        self._again: bool | None = True
+        self._again = True
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
