@@ -87,13 +87,13 @@ def _left_out(value: Any, path: Keys) -> bool:
 def _mistake(value: Any, kind: Any, error: msgspec.ValidationError) -> tuple[Keys, str]:
     """Return the path of a mistake, and what is wrong."""
     text, _, place = str(error).partition(" - at ")
-    path = tuple(place.rpartition("$")[2].strip("`").split("."))[1:]
+    path = tuple(re.findall(r"\.(\w+)", place))
     cause = error.__cause__
     if isinstance(cause, Mistake):
         return (*path, *cause.path), cause.text
     if cause is not None:
         return path, text
-    name = text.split("`")[1]
+    name = text.split("`")[1] if "field" in text else ""
     if "unknown field" in text:
         beside = [one for one in _names(kind) if one[-1] == name]
         known = [one[-1] for one in _names(kind) if one[:-1] == path]
@@ -101,10 +101,13 @@ def _mistake(value: Any, kind: Any, error: msgspec.ValidationError) -> tuple[Key
         return (*path, name), f"there is no such setting: {said}"
     if "missing" in text:
         return path, f"it needs {name!r}"
-    for key in path if "key" not in place else ():
-        value = value[key]
     text = text.partition(", got")[0].replace("`", "").replace("object", "a map")
-    return path, f"{text[0].lower()}{text[1:]}, got {value_text(value)}"
+    text = text[0].lower() + text[1:]
+    if "[" in place or "`key`" in place:
+        return path, text
+    for key in path:
+        value = value[key]
+    return path, f"{text}, got {value_text(value)}"
 
 
 def _line(node: Any, path: Keys) -> int:

@@ -35,8 +35,8 @@ from async_loader.source import Applied
 SIZES = (20, 40, 80, 260)
 ROWS = 80
 BATCHES = 300
-SETTLED = 100
-"""Batches after which nothing is left that was drawn before a change: more than rows are kept."""
+SETTLED = 400
+"""Batches after which nothing is left that was sent before a change, of a small shard either."""
 
 
 def counted(source, batches=BATCHES):

@@ -243,6 +243,8 @@ class RemoteSource:
         Does not wait. Asks again if that is older than `TOTALS_S`.
         """
         channel, connection = self._reader_channel(batch_size), self._connection
+        if channel.failure is not None:
+            raise channel.failure()
         asked, now = self._totals_call, connection.clock()
         if asked is not None and (asked.reply is not None or asked.error is not None):
             self._totals, self._totals_call = asked.reply, None

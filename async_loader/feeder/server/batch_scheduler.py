@@ -17,6 +17,7 @@ make one, so what it holds is not counted.
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from async_loader.feeder.server.reader_state import (
     OutgoingBatch,
     ReaderState,
     RequeuedRows,
+    RowKind,
     SendBuffer,
     schema_of_batches,
 )
@@ -76,6 +78,8 @@ class BatchScheduler:
         When readers had credit, and the table allowed none a draw.
     given : dict of str to int
         The oldest version of each weights in the last batch that was drawn from a queue.
+    moving : Lock
+        Held while rows are drawn, returned, or on their way to `unused`. Taken before the table's.
     """
 
     def __init__(self, name: str, table: NonblockingTable, limits: Limits) -> None:
@@ -84,6 +88,7 @@ class BatchScheduler:
         self._readers: set[ReaderState] = set()
         self.views: set[View | None] = set()  # that were used; the table keeps them
         self._returned = RequeuedRows()
+        self.moving = threading.RLock()
         self._failed: list[tuple[ReaderState, Malformed]] = []
         self.draining = False
         self.batches = self.rows = self.redelivered = 0
@@ -181,6 +186,7 @@ class BatchScheduler:
         reader = ReaderState(
             session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
             wanted.wait_s, itself, wanted.masses, versions_in(drawing.schema),
+            (form.schema_id, "" if view in (None, self.table.view) else repr(view)),
         )  # fmt: skip
         self._readers.add(reader)
         return reader
@@ -203,10 +209,11 @@ class BatchScheduler:
         """Take back the leases of a reader that closes; see `CloseReader`."""
         if reader not in self._readers:
             return
-        for number, batch in reader.leases.items():
-            if number >= arrived or number in seen or number in unused:
-                self._returned.put(reader.form.schema_id, batch, number in seen)
-        reader.leases.clear()
+        with self.moving:
+            for number, batch in reader.leases.items():
+                if number >= arrived or number in seen or number in unused:
+                    self._returned.put(reader.kind, batch, number in seen)
+            reader.leases.clear()
 
     def close(self, reader: ReaderState) -> None:
         """Close a reader; its leased batches go to others. May be called again."""
@@ -214,9 +221,10 @@ class BatchScheduler:
             return
         self._readers.remove(reader)
         self._leave_ready_queue(reader)
-        for batch in reader.leases.values():
-            self._returned.put(reader.form.schema_id, batch)
-        reader.leases.clear()
+        with self.moving:
+            for batch in reader.leases.values():
+                self._returned.put(reader.kind, batch)
+            reader.leases.clear()
         reader.let_go()
         reader.drawing.close()
 
@@ -233,19 +241,19 @@ class BatchScheduler:
         ``send`` returns whether they were taken. See NOTE [whose turn].
         """
         served, passed = 0, []
-        ahead: set[int] = set()
+        ahead: set[RowKind] = set()
         while self._line and not served:
             reader = self._line[0]
-            schema = reader.form.schema_id
-            batches = [] if schema in ahead else self._some(reader, not ahead)
-            if batches:
-                if reader.hungry_since is not None:
-                    self._line.popleft()
-                    reader.hungry_since = None
-                served = self._hand_over(reader, batches, send, now)
-            elif reader.hungry_since is not None:
+            with self.moving:
+                batches = [] if reader.kind in ahead else self._some(reader, not ahead)
+                if batches:
+                    if reader.hungry_since is not None:
+                        self._line.popleft()
+                        reader.hungry_since = None
+                    served = self._hand_over(reader, batches, send, now)
+            if not batches and reader.hungry_since is not None:
                 if self.table.uses_up:
-                    ahead.add(schema)
+                    ahead.add(reader.kind)
                     if not len(self._returned):
                         break
                 passed.append(self._line.popleft())
@@ -272,13 +280,12 @@ class BatchScheduler:
         """Send batches; return how many. If that fails, the reader stays out of the ready queue
         until its next message; rows that were used up come again.
         """
-        schema = reader.form.schema_id
         if not send(reader, batches):
             for one in reversed(batches):
                 if reader.batch_ring is not None and one.batch_slot is not None:
                     reader.batch_ring.put_back(one.batch_slot)
                 if self.table.leased:
-                    self._returned.put(schema, one, seen=False, front=True)
+                    self._returned.put(reader.kind, one, seen=False, front=True)
             if reader.send_buffer is not None:
                 reader.send_buffer.clear()
             return 0
@@ -293,9 +300,20 @@ class BatchScheduler:
         self.want(reader, now)
         return len(batches)
 
-    def forget_rows(self) -> None:
+    def unused(self) -> RequeuedRows:
+        """Return the rows that were drawn and not used: returned ones, and those with learners.
+
+        Any thread that has `moving`.
+        """
+        found = self._returned.copy()
+        for reader in self._readers:
+            for batch in reader.leases.values():
+                found.put(reader.kind, batch)
+        return found
+
+    def forget_rows(self, returned: RequeuedRows | None = None) -> None:
         """Drop returned rows, and those with learners: the table was cleared or loaded."""
-        self._returned = RequeuedRows()
+        self._returned = returned or RequeuedRows()
         for one in self._readers:
             one.leases.clear()
 
@@ -349,11 +367,11 @@ class BatchScheduler:
 
     def _made(self, reader: ReaderState, may_draw: bool) -> list[Column] | None:
         """Return the columns of a batch of returned and new rows."""
-        schema, wanted, returned = reader.form.schema_id, reader.batch_size, self._returned
-        old = returned.get(schema)
+        kind, wanted, returned = reader.kind, reader.batch_size, self._returned
+        old = returned.get(kind)
         if old is not None and (stale := reader.drawing.too_old(old)) is not None:
-            returned.keep(schema, ~stale)
-            old = returned.get(schema)
+            returned.keep(kind, ~stale)
+            old = returned.get(kind)
         there = 0 if old is None else min(wanted, len(old[0]))
         new = self._drawn(reader, wanted - there) if there < wanted and may_draw else None
         if old is None:
@@ -362,7 +380,7 @@ class BatchScheduler:
             return None
         # Copied: the others stay, and are joined with more.
         taken = [column[:there].copy() for column in old]
-        returned.keep(schema, slice(there, None))
+        returned.keep(kind, slice(there, None))
         if new is None:
             return taken
         return [np.concatenate(parts) for parts in zip(taken, new, strict=True)]

@@ -20,6 +20,7 @@ killed before its status is read.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -30,10 +31,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
+from zipfile import BadZipFile
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Unsupported
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import Position
+from async_loader.feeder.server.reader_state import RequeuedRows
 from async_loader.feeder.server.state import TableEntry
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
@@ -100,7 +103,7 @@ def _as_file(name: str) -> str:
 
 
 _log = logging.getLogger("async_loader.feeder")
-NEWEST, ROWS, PRODUCERS = "newest", "rows", "producers.json"
+NEWEST, ROWS, PRODUCERS, UNUSED = "newest", "rows", "producers.json", "unused.npz"
 LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
 _FORMAT = struct.Struct("=8sQQ?")
@@ -120,6 +123,15 @@ def positions_in(folder: Path) -> list[Position]:
         return [(bytes.fromhex(key).hex(), int(applied), int(done)) for key, applied, done in found]
     except (ValueError, TypeError) as error:
         raise CorruptCheckpoint(f"{path}: it has no positions: {error}") from None
+
+
+def unused_in(folder: Path) -> RequeuedRows:
+    """Return the rows that learners had and had not used. Raises as `positions_in`."""
+    path = folder / UNUSED
+    try:
+        return RequeuedRows.load(path.read_bytes()) if path.exists() else RequeuedRows()
+    except (ValueError, KeyError, BadZipFile) as error:
+        raise CorruptCheckpoint(f"{path}: it has no rows: {error}") from None
 
 
 class RowCount:
@@ -228,6 +240,7 @@ class TableSaves:
         self._root = folder / NEWEST
         self.number: int | None = None
         self._positions: list[Position] = []
+        self._unused = RequeuedRows()
         self._restored_rows = 0
         self._count = RowCount(folder / ROWS)
         try:
@@ -252,7 +265,8 @@ class TableSaves:
         self.number = int(saves[-1].name.removeprefix("save-"))
         self.buffer.load(self._root)
         self._restored_rows = self.buffer.stats().size
-        self._positions = positions_in(saves[-1])
+        self._positions, self._unused = positions_in(saves[-1]), unused_in(saves[-1])
+        self._restored_rows += len(self._unused)
         self.lost = max(0, had - self._steps_had)
         if self.lost:
             _log.warning(
@@ -272,6 +286,7 @@ class TableSaves:
         """Let the loop's entry of the table go on where the save ends."""
         self.entry = entry
         entry.insert_queue.restore(self._positions)
+        entry.scheduler.forget_rows(self._unused)
         if self._restored_rows and not self._count.in_order:
             entry.table.note_restored()
 
@@ -288,14 +303,18 @@ class TableSaves:
         if self.saving or not self.changed():
             return
         counts, saver, queue = self._counts(), saver_of(self.buffer), self.entry.insert_queue
+        scheduler = self.entry.scheduler
 
         def work() -> SaveReport:
-            saver.beside = PRODUCERS, lambda: json.dumps(queue.positions()).encode()
+            saver.beside = {PRODUCERS: lambda: json.dumps(queue.positions()).encode()}
+            if self.entry.table.leased:
+                saver.beside[UNUSED] = lambda: scheduler.unused().dump()
+                saver.outer = scheduler.moving
             try:
                 self._root.parent.mkdir(parents=True, exist_ok=True)
                 return self.buffer.save(self._root)
             finally:
-                saver.beside = None
+                saver.beside, saver.outer = {}, contextlib.nullcontext()
 
         def done(result: Any) -> None:
             self.saving = False
@@ -330,8 +349,8 @@ class TableSaves:
         self._count.close()
 
     def end(self) -> None:
-        """Note an end in order, if all is saved."""
-        if not self.changed():
+        """Note an end in order, if all is saved, and no learner may have had any of it."""
+        if not self.changed() and not self.entry.table.has_seen:
             self._count.end()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -51,40 +53,65 @@ class OutgoingBatch:
     batch_slot: BatchSlot | None = None
 
 
-class RequeuedRows:
-    """Rows that were sent and not used, by schema, in the order of their return."""
+RowKind = tuple[int, str]
+"""A schema's number, and the view that the rows were read by, as JSON."""
 
-    def __init__(self) -> None:
-        self._columns: dict[int, list[Column]] = {}
+
+class RequeuedRows:
+    """Rows that were sent and not used, by their kind, in the order of their return."""
+
+    def __init__(self, columns: dict[RowKind, list[Column]] | None = None) -> None:
+        self._columns = columns or {}
+
+    @classmethod
+    def load(cls, content: bytes) -> RequeuedRows:
+        """Return what was dumped. Raises ValueError."""
+        columns: dict[RowKind, list[Column]] = {}
+        with np.load(io.BytesIO(content)) as file:
+            for name in file.files:  # in their order
+                schema, view, _ = json.loads(name)
+                columns.setdefault((schema, view), []).append(file[name])
+        return cls(columns)
+
+    def dump(self) -> bytes:
+        """Return the rows as the bytes of an npz file."""
+        file, columns = io.BytesIO(), dict[str, Any]()
+        for kind, found in self._columns.items():
+            columns |= {json.dumps([*kind, i]): column for i, column in enumerate(found)}
+        np.savez(file, **columns)
+        return file.getvalue()
+
+    def copy(self) -> RequeuedRows:
+        return RequeuedRows(dict(self._columns))
 
     def __len__(self) -> int:
         """Return the number of rows."""
         return sum(len(columns[0]) for columns in self._columns.values())
 
-    def get(self, schema: int) -> list[Column] | None:
-        """Return the rows of a schema."""
-        return self._columns.get(schema)
+    def get(self, kind: RowKind) -> list[Column] | None:
+        """Return the rows of a kind."""
+        return self._columns.get(kind)
 
     def put(
-        self, schema: int, batch: OutgoingBatch, seen: bool = True, front: bool = False
+        self, kind: RowKind, batch: OutgoingBatch, seen: bool = True, front: bool = False
     ) -> None:
         """Add the rows of a batch. ``seen``: a learner may have had them; they are marked."""
         assert batch.columns is not None
-        columns, before = list(batch.columns), self._columns.get(schema)
+        columns, before = list(batch.columns), self._columns.get(kind)
         if seen:
             columns[-1] = np.ones(batch.rows, np.bool_)
         if before is not None:
             parts = (columns, before) if front else (before, columns)
             columns = [np.concatenate(some) for some in zip(*parts, strict=True)]
-        self._columns[schema] = columns
+        self._columns[kind] = columns
 
-    def keep(self, schema: int, rows: slice | npt.NDArray[np.bool_]) -> None:
-        """Drop all rows of a schema but these."""
-        columns = [column[rows] for column in self._columns[schema]]
+    def keep(self, kind: RowKind, rows: slice | npt.NDArray[np.bool_]) -> None:
+        """Drop all rows of a kind but these."""
+        columns = [column[rows] for column in self._columns[kind]]
         if len(columns[0]):
-            self._columns[schema] = columns
+            self._columns[kind] = columns
         else:
-            del self._columns[schema]
+            del self._columns[kind]
 
 
 @dataclass(slots=True, eq=False)
@@ -194,6 +221,8 @@ class ReaderState:
         Whether its batches of a queue may have fewer rows: others come from other servers.
     versions : dict of str to int
         See `versions_in`.
+    kind : RowKind
+        Of its rows: those of one kind may come to any of its readers.
     """
 
     session: int = field(repr=False)
@@ -209,6 +238,7 @@ class ReaderState:
     samples_itself: bool
     takes_short: bool
     versions: dict[str, int]
+    kind: RowKind
     granted: int = 0
     sent: int = 0
     hungry_since: float | None = None

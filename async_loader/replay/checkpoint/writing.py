@@ -212,14 +212,17 @@ class Saver:
 
     Attributes
     ----------
-    beside : tuple of str and callable, optional
-        A file that goes into each save, and what makes its bytes. Called on the thread that saves,
+    beside : dict of str to callable
+        Files that go into each save, and what makes their bytes. Called on the thread that saves,
         under the table's lock: it sees what the save has.
+    outer : context manager
+        Entered before that lock is taken.
     """
 
     def __init__(self, table_state: TableState) -> None:
         self._table_state = table_state
-        self.beside: tuple[str, Callable[[], bytes]] | None = None
+        self.beside: dict[str, Callable[[], bytes]] = {}
+        self.outer: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         self._one = threading.Lock()
         self._pause_s = 0.0
 
@@ -308,7 +311,7 @@ class Saver:
                 with state.lock:
                     changed = cursor.changed_rows()
                 put(cursor.pieces(changed))
-            with state.lock:
+            with self.outer, state.lock:
                 since = time.monotonic()
                 state.catch_up()
                 changed = cursor.changed_rows()
@@ -326,12 +329,12 @@ class Saver:
                 ]
                 settings = settings_of_table(state)
                 table, samplers = table_json(state), sampler_states(state)
-                beside = None if self.beside is None else (self.beside[0], self.beside[1]())
+                beside = {name: make() for name, make in self.beside.items()}
                 self._pause_s = time.monotonic() - since
             put(kept)
-        if beside is not None:
-            with _durable(folder / beside[0]) as file:
-                file.write(beside[1])
+        for name, content in beside.items():
+            with _durable(folder / name) as file:
+                file.write(content)
         return Manifest(number, settings, table, samplers, blocks)
 
 

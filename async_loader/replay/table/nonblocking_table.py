@@ -100,6 +100,10 @@ class NonblockingTable:
         return self._table_state.schema
 
     @property
+    def view(self) -> View | None:
+        return self._table_state.view
+
+    @property
     def closed(self) -> bool:
         return self._table_state.closed
 
@@ -271,6 +275,11 @@ class NonblockingTable:
             if self.leased and self._table_state.ready:
                 table = self._table_state.table
                 self._note_seen(table.ids[table.items.alive != 0])
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether a learner may have had any row before."""
+        return bool(self._seen)
 
     def take_seen(self, ids: Ids) -> Bools:
         """Return which of these rows, drawn for the last time, a learner may have had before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from async_loader import AsyncDataLoader, ReplayBuffer
+from async_loader import AsyncDataLoader, ReplayBuffer, Transitions
 from async_loader.errors import Broken, CorruptCheckpoint
 from async_loader.feeder import connect
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import InsertQueue
-from async_loader.feeder.server.periodic_saves import ROWS, RowCount, positions_in
+from async_loader.feeder.server.periodic_saves import ROWS, RowCount, positions_in, unused_in
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
@@ -29,9 +30,9 @@ PATIENCE_S = 60.0
 SCHEMA = {"x": np.int64}
 
 
-def settings(folder: Path, every_s: float = 3600.0) -> Path:
+def settings(folder: Path, every_s: float = 3600.0, table: str = "") -> Path:
     path = folder / "f.yaml"
-    table = "{capacity: 1000, sampler: {kind: uniform, replacement: false}}"
+    table = table or "{capacity: 1000, sampler: {kind: uniform, replacement: false}}"
     path.write_text(
         f"bind: ipc://{folder}/f\ntables: {{t: {table}}}\ndrain_s: 0.5\n"
         f"checkpoint: {{path: saves, every_s: {every_s}}}\n"
@@ -88,6 +89,53 @@ def test_what_was_there_at_the_end_is_there_at_the_next_start(tmp_path):
         assert (found["restored_rows"], found["lost_rows"], found["number"]) == (100, 0, 1)
         write(client, range(100, 150))
         assert sorted(rows(client)) == list(range(150))
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_rows_that_a_learner_had_and_did_not_use_are_in_a_save_and_come_marked(tmp_path, closed):
+    path = settings(tmp_path, 0.05, "{queue: 64, schema: {x: int64}}")
+    folder = tmp_path / "saves" / "t" / "newest"
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(16))
+        loader = AsyncDataLoader(client.table("t"), 4)
+        had = next(loader)["x"].tolist()
+        while client.table("t").stats().size:
+            readable([], 0.01)
+        if closed:
+            loader.close()
+        else:
+            while not any(len(unused_in(one)) == 16 for one in folder.glob("save-*")):
+                readable([], 0.02)
+            shutil.copytree(tmp_path / "saves", tmp_path / "kept")
+            loader.close()
+    if not closed:  # as a kill leaves it
+        shutil.rmtree(tmp_path / "saves")
+        shutil.move(tmp_path / "kept", tmp_path / "saves")
+    with serving(path) as server, connect(server.address) as client:
+        assert client.status()["checkpoints"]["t"]["lost_rows"] == 0
+        come = client.table("t").sample(12, timeout_s=PATIENCE_S)
+        assert sorted([*had, *come["x"].tolist()]) == list(range(16)) or not closed
+        assert set(come["x"].tolist()) <= set(range(16))
+        assert closed or come["redelivered"].all()
+
+
+def test_rows_that_go_back_come_to_readers_of_the_same_view_alone():
+    table = {"queue": 64, "schema": {"x": "int64", "reward": "float32", "terminated": "bool"}}
+    with connect("embedded", tables={"t": table}) as client:
+        queue = client.table("t")
+        with queue.writer() as writer:
+            for i in range(24):
+                writer.append(x=i, reward=1.0, terminated=i == 23)
+        with AsyncDataLoader(queue.source(view=Transitions(3, gamma=1.0)), 4) as loader:
+            assert next(loader)["reward"].tolist() == [3.0] * 4
+            while queue.stats().size:
+                readable([], 0.01)
+        with queue.writer() as writer:
+            for i in range(8):
+                writer.append(x=i, reward=1.0, terminated=False)
+        batch = queue.sample(4, view=Transitions(1, gamma=0.5), timeout_s=PATIENCE_S)
+        assert batch["reward"].tolist() == [1.0] * 4
+        assert batch["discount"].tolist() == [0.5] * 4
 
 
 def test_a_save_that_a_second_stop_meets_is_completed(tmp_path, monkeypatch):
