@@ -23,7 +23,7 @@ import importlib
 import logging
 import os
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any
 
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.lifecycle import Deadline, EndFlag
@@ -31,9 +31,6 @@ from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocat
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.process_hooks import SignalsDeferred
-
-if TYPE_CHECKING:
-    from async_loader.pipeline.iteration import Iteration
 
 log = logging.getLogger("async_loader")
 
@@ -94,7 +91,7 @@ class EngineCore:
         self.state = "new"
         self.end = end
         self.live: set[int] = set()
-        self.iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self.iterations: weakref.WeakSet[Any] = weakref.WeakSet()
         self.slots = SlotAllocator(ahead, SPARE_SLOTS, slot_bytes, always_slots=always_slots)
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
@@ -221,7 +218,7 @@ class EngineCore:
             )
             log.warning(text, name, what)
 
-    def _join(self, iterations: list[Iteration], deadline: Deadline) -> list[str]:
+    def _join(self, iterations: list[Any], deadline: Deadline) -> list[str]:
         """Wait for every thread; the names of those that did not end in time.
 
         Producers last: a source that blocks must not eat the time of the others.

@@ -37,7 +37,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import Bytes, DeviceBackend
+from async_loader.pipeline.device.cuda_backend import Bytes, CudaBackend
 from async_loader.pipeline.device.transfer_thread import InFlight, StreamerInput, TransferThread
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
@@ -51,7 +51,7 @@ slots.
 
 @dataclass(slots=True)
 class _PinnedRange:
-    backend: DeviceBackend
+    backend: CudaBackend
     users: int = 1
 
 
@@ -64,8 +64,8 @@ class PinnedMemory:
         self._lock = threading.Lock()
         self._held: dict[int, _PinnedRange] = {}
 
-    def register(self, backend: DeviceBackend, memory: Bytes) -> bool:
-        """As `DeviceBackend.register`."""
+    def register(self, backend: CudaBackend, memory: Bytes) -> bool:
+        """As `CudaBackend.register`."""
         with self._lock:
             held = self._held.get(memory.ctypes.data)
             if held is not None:
@@ -92,7 +92,7 @@ class Streamer(TransferThread):
 
     Parameters
     ----------
-    backend : DeviceBackend
+    backend : CudaBackend
     pages : PinnedMemory | None
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
@@ -105,7 +105,7 @@ class Streamer(TransferThread):
         self,
         train_queue: StreamerInput,
         output: TrainQueue,
-        backend: DeviceBackend,
+        backend: CudaBackend,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
         covers: Callable[[BatchLayout], bool] = lambda layout: False,
