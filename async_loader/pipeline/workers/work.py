@@ -12,12 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from async_loader import tensors
-from async_loader.lifecycle import WaitClosed
+from async_loader.lifecycle import EndFlag, WaitClosed
 from async_loader.source import END, Seed
 
 
@@ -69,11 +69,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Ending(Protocol):
-    """Says, without a system call, whether the loader closes."""
-
-    def is_set(self) -> bool: ...
-
+Ending: TypeAlias = EndFlag | threading.Event
+"""Says, without a system call, whether the loader closes."""
 
 NEVER: Ending = threading.Event()
 """Where the consumer does the work itself: its own call ends it."""
