@@ -4,11 +4,13 @@ All are behind one Protocol (sampler.py).
 """
 
 from async_loader.public_names import set_public_names
+from async_loader.replay.samplers.balanced import Balanced
 from async_loader.replay.samplers.ordered import Fifo, Lifo, MaxHeap, MinHeap
 from async_loader.replay.samplers.prioritized import Prioritized, RankPrioritized
 from async_loader.replay.samplers.priority_rules import Linear
+from async_loader.replay.samplers.recency import Recency
 from async_loader.replay.samplers.sampler import Draw, Items, Reading, Sampler, one_scale, shortcut
-from async_loader.replay.samplers.uniform import Balanced, Recency, Uniform
+from async_loader.replay.samplers.uniform import Uniform
 
 __all__ = [
     "Balanced",
