@@ -18,7 +18,7 @@ from async_loader import (
     Transitions,
     connect,
 )
-from async_loader.errors import ConfigError, Timeout, Unsupported
+from async_loader.errors import ConfigError, Timeout
 from async_loader.lifecycle import Deadline, Patience
 
 SCHEMA = {"x": "int64", "task": "int64"}
@@ -154,7 +154,7 @@ def test_a_feeder_makes_it_for_a_table_and_for_a_source():
         with AsyncDataLoader(source, 400, batch_format="numpy") as loader:
             assert next(loader)["task"].sum() > 120
         with (
-            pytest.raises(Unsupported, match="no field 'tsk': did you mean 'task'"),
+            pytest.raises(ConfigError, match="no field 'tsk': did you mean 'task'"),
             AsyncDataLoader(table.source(sampler=Balanced("tsk")), 400) as loader,
         ):
             next(loader)
