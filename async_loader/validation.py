@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import operator
 import os
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -15,12 +16,13 @@ MOST = 1 << 53
 """The largest count and size: limiters and rates reckon with floats, which skip integers above."""
 
 
-def whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+def whole(name: str, value: Any, least: int) -> int:
+    number = None
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            number = operator.index(value)
+    if number is None or number < least:
         raise ConfigError(f"{name} is {value!r}: give an integer of at least {least}")
-    number = int(value)
-    if number < least:
-        raise ConfigError(f"{name} is {number}: give an integer of at least {least}")
     return number
 
 

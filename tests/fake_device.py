@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.batch_layout import Region
+from async_loader.pipeline.device.cuda_backend import CudaBackend
 
 if TYPE_CHECKING:
     import torch
@@ -171,8 +172,8 @@ class _Mapping:
         )
 
 
-class FakeBackend:
-    """A DeviceBackend; the module's docstring lists the rules of the model. Any thread.
+class FakeBackend(CudaBackend):
+    """A backend; the module's docstring lists the rules of the model. Any thread.
 
     Attributes
     ----------
@@ -264,7 +265,7 @@ class FakeBackend:
             block = self._allocate(math.prod(shape) * kind.itemsize)
         return FakeArray(self, block, Region("", kind, tuple(shape), 0))
 
-    # -- DeviceBackend, in the streamer's thread ---------------------------------------------------
+    # -- CudaBackend, in the streamer's thread ---------------------------------------------------
 
     def open(self) -> None:
         self._local.stream = self.side
@@ -345,7 +346,7 @@ class FakeBackend:
             self.host_syncs[threading.current_thread().name] += 1
             self._reach(event)
 
-    # -- DeviceBackend, in the consumer's thread ---------------------------------------------------
+    # -- CudaBackend, in the consumer's thread ---------------------------------------------------
 
     def wait(self, event: FakeEvent) -> None:
         with self._lock:
@@ -367,7 +368,7 @@ class FakeBackend:
             if stream not in users:
                 users.append(stream)
 
-    # -- BufferWriter, in the consumer's thread ----------------------------------------------------
+    # -- CudaBackend, in the consumer's thread ----------------------------------------------------
 
     def holds(self, value: object) -> bool:
         return isinstance(value, FakeArray) and value.backend is self

@@ -71,7 +71,6 @@ ORDER = [
 _DELIVERY = {
     "pipeline.batches.collate",
     "pipeline.device.streamer",
-    "pipeline.device.backend",
     "pipeline.device.cuda_backend",
     "pipeline.batches.arena",
     "pipeline.workers.work",

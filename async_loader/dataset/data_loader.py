@@ -34,7 +34,6 @@ from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batch
 from async_loader.errors import ConfigError, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
-from async_loader.pipeline.device.backend import DeviceBackend
 from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
 from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
@@ -217,7 +216,7 @@ class DataLoader(Generic[B]):
             None
             if self._backend is None
             else "device"
-            if isinstance(self._backend, DeviceBackend)
+            if isinstance(self._backend, CudaBackend)
             else "pin"
         )
         self._engine = Engine(
@@ -302,7 +301,7 @@ class DataLoader(Generic[B]):
             "timeout_s": self._timeout_s,
         }
         if self._backend is not None:
-            device = isinstance(self._backend, DeviceBackend)
+            device = isinstance(self._backend, CudaBackend)
             how["transfer"] = self._streamer if device else self._engine.pinning(self._backend)
         most = None
         if self._iterable:

@@ -35,7 +35,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_ALIGN = 64
 _Keep = Callable[[pickle.PickleBuffer], bool] | None
 
 
@@ -56,22 +55,6 @@ class Encoded:
     head: bytes
     buffers: list[memoryview] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
-
-    def table(self, start: int) -> tuple[list[tuple[int, int]], int]:
-        """(offset, nbytes) of every buffer when they are laid one behind the other from
-        ``start``, and the end.
-        """
-        table = []
-        for buffer in self.buffers:
-            start = -(-start // _ALIGN) * _ALIGN
-            table.append((start, buffer.nbytes))
-            start += buffer.nbytes
-        return table, start
-
-    def write(self, into: memoryview, table: list[tuple[int, int]]) -> None:
-        """Copy the buffers to their places."""
-        for buffer, (offset, nbytes) in zip(self.buffers, table, strict=True):
-            into[offset : offset + nbytes] = buffer
 
 
 def encode(

@@ -23,13 +23,11 @@ import importlib
 import logging
 import os
 import weakref
-from collections.abc import Collection
-from typing import Protocol
+from typing import Any
 
 from async_loader.errors import Broken, CannotSend, Closed, ResourceLimit
 from async_loader.lifecycle import Deadline, EndFlag
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
-from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.process_hooks import SignalsDeferred
@@ -46,20 +44,6 @@ _AFTER_CTRL_C_S = 1.0
 _POOL = "worker pool"
 _UNDO_TIMEOUT_S = 5.0
 """For what a start that failed had started."""
-
-
-class Stages(Protocol):
-    """The queues and threads of an `Iteration`, as the core breaks and ends them."""
-
-    queues: Collection[TrainQueue]
-
-    def close_queues(self) -> None: ...
-
-    def join_transfer(self, deadline: Deadline) -> list[str]: ...
-
-    def join_producer(self, deadline: Deadline) -> list[str]: ...
-
-    def release_leases(self, timeout_s: float, used: bool) -> None: ...
 
 
 class EngineCore:
@@ -87,7 +71,7 @@ class EngineCore:
     state : {"new", "running", "broken", "closing", "closed"}
     live : set of int
         Numbers of the iterations that are in use.
-    iterations : WeakSet of Stages
+    iterations : WeakSet of Iteration
     pool : WorkerPool | ThreadPool | None
         Set before the start; ``None``: there are no workers.
     """
@@ -107,7 +91,7 @@ class EngineCore:
         self.state = "new"
         self.end = end
         self.live: set[int] = set()
-        self.iterations: weakref.WeakSet[Stages] = weakref.WeakSet()
+        self.iterations: weakref.WeakSet[Any] = weakref.WeakSet()
         self.slots = SlotAllocator(ahead, SPARE_SLOTS, slot_bytes, always_slots=always_slots)
         self.output = output
         self.pool: WorkerPool | ThreadPool | None = None
@@ -234,7 +218,7 @@ class EngineCore:
             )
             log.warning(text, name, what)
 
-    def _join(self, iterations: list[Stages], deadline: Deadline) -> list[str]:
+    def _join(self, iterations: list[Any], deadline: Deadline) -> list[str]:
         """Wait for every thread; the names of those that did not end in time.
 
         Producers last: a source that blocks must not eat the time of the others.

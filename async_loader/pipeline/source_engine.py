@@ -31,7 +31,7 @@ from async_loader.source import AnyThread, Source
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
 if TYPE_CHECKING:
-    from async_loader.pipeline.device.backend import DeviceBackend
+    from async_loader.pipeline.device.cuda_backend import CudaBackend
     from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
 
 
@@ -40,7 +40,7 @@ class SourceEngine:
 
     Parameters
     ----------
-    backend : DeviceBackend | None
+    backend : CudaBackend | None
         ``None`` delivers on the CPU, straight from the train queue.
     buffers : OutputBuffers | None
         The caller's tensors, into which batches are copied.
@@ -51,7 +51,7 @@ class SourceEngine:
     def __init__(
         self,
         source: Source,
-        backend: DeviceBackend | None,
+        backend: CudaBackend | None,
         *,
         batch_size: int,
         chunk_size: int,
@@ -174,7 +174,7 @@ class SourceEngine:
 
 
 def _streamer(
-    backend: DeviceBackend, buffers: OutputBuffers | None
+    backend: CudaBackend, buffers: OutputBuffers | None
 ) -> Callable[[StreamerInput, TrainQueue], TransferThread]:
     from async_loader.pipeline.device.streamer import Streamer
 

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, cast
 
@@ -73,80 +74,66 @@ class InlineTasks:
             state.known.pop(self._spec.number, None)
 
 
+@dataclass(eq=False)
 class TaskDispatch:
     """Tasks of any kind, for the workers of a pool."""
 
-    def __init__(
-        self,
-        pool: WorkerPool | ThreadPool,
-        assembler: ChunkAssembler | None,
-        spec: IterationSpec,
-        ready: TrainQueue,
-    ) -> None:
-        self.jobs: list[Job] = []
-        """Under way."""
-        self._pool = pool
-        self._assembler = assembler
-        self._spec = spec
-        self._ready = ready
+    pool: WorkerPool | ThreadPool
+    assembler: ChunkAssembler | None
+    spec: IterationSpec
+    ready: TrainQueue
+    jobs: list[Job] = field(default_factory=list)
+    """Under way."""
 
     def do(self, seq: int, task: object, worker: int | None) -> None:
         """Send a task; its outcome goes to the train queue. Raises CannotSend, OutOfMemory."""
-        spec, ready = self._spec, self._ready
-        if self._assembler is not None:
-            chunk = self._assembler.whole_task(spec, seq, ready, task, worker)
+        spec, ready = self.spec, self.ready
+        if self.assembler is not None:
+            chunk = self.assembler.whole_task(spec, seq, ready, task, worker)
         else:
             job = Job(seq, 1, None, True, ready, chunks=1, worker=worker)
             chunk = Chunk(job, spec, "work", 0, 0, 1, NO_PAYLOAD, task=task, worker=worker)
         self.jobs.append(chunk.job)
-        self._pool.submit([chunk])
+        self.pool.submit([chunk])
 
 
+@dataclass(eq=False)
 class PlanDispatch:
     """Plans of a source: rows and jobs for workers if there are any, all else for this thread."""
 
-    def __init__(
-        self,
-        source: Source,
-        local: SampleTasks,
-        pool: WorkerPool | ThreadPool | None,
-        assembler: ChunkAssembler | None,
-        spec: IterationSpec,
-        ready: TrainQueue,
-    ) -> None:
-        self.meter = Meter()
-        self._source = source
-        self._local = local
-        self._pool = pool
-        self._assembler = assembler
-        self._spec = spec
-        self._ready = ready
-        self._reader: Reader | None = None
+    source: Source
+    local: SampleTasks
+    pool: WorkerPool | ThreadPool | None
+    assembler: ChunkAssembler | None
+    spec: IterationSpec
+    ready: TrainQueue
+    meter: Meter = field(default_factory=Meter)
+    _reader: Reader | None = None
 
     def do(self, seq: int, plan: Plan, worker: int | None) -> Outcome | None:
         """The batch of a plan; ``None``: it was sent, and its outcome goes to the train queue.
 
         Raises what its work raises, CannotSend, OutOfMemory.
         """
-        if self._pool is not None and isinstance(plan, Rows | Jobs):
-            self._pool.submit(self._chunks(seq, plan))
+        if self.pool is not None and isinstance(plan, Rows | Jobs):
+            self.pool.submit(self._chunks(seq, plan))
             return None
         meter, begun = self.meter, perf_counter()
         try:
-            outcome = self._local.do((seq, plan))
+            outcome = self.local.do((seq, plan))
             meter.batches += 1  # before the batch can be taken, and the count be read
             return outcome
         finally:
             meter.worked(begun)
 
     def _chunks(self, seq: int, plan: Rows | Jobs) -> list[Chunk]:
-        if self._assembler is not None:
+        if self.assembler is not None:
             if isinstance(plan, Rows) and self._reader is None:
-                self._reader = reader_of(self._source)
-                self._spec.encode_state(self._reader)
-            return self._assembler.cut(self._spec, seq, self._ready, plan, self._reader)
-        job = Job(seq, len(plan), None, True, self._ready, chunks=1)
-        return [Chunk(job, self._spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan))]
+                self._reader = reader_of(self.source)
+                self.spec.encode_state(self._reader)
+            return self.assembler.cut(self.spec, seq, self.ready, plan, self._reader)
+        job = Job(seq, len(plan), None, True, self.ready, chunks=1)
+        return [Chunk(job, self.spec, "work", 0, 0, len(plan), NO_PAYLOAD, task=(seq, plan))]
 
 
 class TaskSupplier:

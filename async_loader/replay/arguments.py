@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of, tops_of
-from async_loader.validation import MOST, check_ids, path_of, within_floats
+from async_loader.validation import MOST, check_ids, path_of, whole, within_floats
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -32,26 +31,7 @@ def positive(name: str, value: object) -> int:
     """Return ``value`` as an int from 1 to `MOST`. Raises ConfigError."""
     if type(value) is int and 0 < value <= MOST:
         return value
-    number = _whole(value)
-    if number is None or number < 1:
-        raise ConfigError(f"{name}={value!r}: it must be a positive integer")
-    return within_floats(name, number)
-
-
-def whole_seed(seed: object) -> int:
-    """Return ``seed`` as an int of 0 or more. Raises ConfigError."""
-    number = _whole(seed)
-    if number is None or number < 0:
-        raise ConfigError(f"seed={seed!r}: it must be an integer of 0 or more, or None")
-    return number
-
-
-def _whole(value: Any) -> int | None:
-    """Convert to an int; ``None`` for anything else, as an array of several elements."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
+    return within_floats(name, whole(name, value, 1))
 
 
 def size_of(capacity: object, max_bytes: object) -> tuple[int | None, int | None]:

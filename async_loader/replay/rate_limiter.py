@@ -13,7 +13,6 @@ are open, or one stands still while as many rows are written, its steps that wai
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +23,6 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.views import Sequences, View, depth_and_lookahead
 from async_loader.schema import Schema
-from async_loader.validation import within_floats
 
 
 def check_sequences(
@@ -187,7 +185,7 @@ class RateLimiter:
         samples_per_insert: float | None = None,
         error_buffer: float | tuple[float, float] | None = None,
     ) -> None:
-        least = _count("min_size_to_sample", min_size_to_sample)
+        least = positive("min_size_to_sample", min_size_to_sample)
         if samples_per_insert is None and error_buffer is not None:
             raise ConfigError(
                 f"error_buffer={error_buffer!r} without samples_per_insert: it is how far that "
@@ -308,14 +306,8 @@ def Queue(size: int) -> RateLimiter:
     """
     # a queue of 1 works, though its bounds are closer than those of a ratio may be
     limiter = object.__new__(RateLimiter)
-    limiter._set(1, 1.0, (0.0, float(_count("size", size))))
+    limiter._set(1, 1.0, (0.0, float(positive("size", size))))
     return limiter
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
-        raise ConfigError(f"{name}={value!r}: it must be an integer of 1 or more")
-    return within_floats(name, operator.index(value))
 
 
 def _number(name: str, value: object) -> float:

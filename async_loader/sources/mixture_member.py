@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
@@ -100,6 +101,7 @@ class Piece(NamedTuple):
     lease: object = None
 
 
+@dataclass(eq=False)
 class MixtureMember:
     """A source, its share, and rows of it that were planned and not taken.
 
@@ -115,12 +117,15 @@ class MixtureMember:
         That the source was made of.
     """
 
-    def __init__(self, number: int, source: Source, share: Fraction, table: Table | None) -> None:
-        self.number, self.source, self.share, self.table = number, source, share, table
-        self.schema: Schema | None = None
-        self._own_reader: Reader | None = None
-        self._pieces: deque[Piece] = deque()
-        self._held = self._same = 0
+    number: int
+    source: Source
+    share: Fraction
+    table: Table | None
+    schema: Schema | None = None
+    _own_reader: Reader | None = None
+    _pieces: deque[Piece] = field(default_factory=deque)
+    _held: int = 0
+    _same: int = 0
 
     @property
     def name(self) -> str:

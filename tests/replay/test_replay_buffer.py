@@ -106,7 +106,7 @@ def test_every_live_step_is_drawn_equally_often() -> None:
 
 @pytest.mark.parametrize("seed", [True, -1, "a", 1.5])
 def test_a_seed_is_an_integer(seed: object) -> None:
-    with pytest.raises(ConfigError, match="must be an integer of 0 or more"):
+    with pytest.raises(ConfigError, match="give an integer of at least 0"):
         ReplayBuffer(3, seed=seed)  # type: ignore[arg-type]
 
 

@@ -179,6 +179,7 @@ def test_every_item_of_a_queue_is_drawn_exactly_once(
     program.check()
 
 
+@pytest.mark.filterwarnings("ignore:a step that waited:RuntimeWarning")
 def test_an_episode_that_stands_still_gives_its_last_step_up_and_stops_no_other() -> None:
     with ReplayBuffer.queue(8, {"obs": OBS, "who": "int64"}, capacity=16) as queue:
         queue.add(obs=-1, who=1, stream=1)
@@ -289,7 +290,10 @@ REFUSED = {
         lambda: ReplayBuffer(64, limiter=Queue(64)),
         r"max_times_sampled=0 says otherwise: use ReplayBuffer.queue\(64, schema\)",
     ),
-    "a queue of no items": (lambda: ReplayBuffer.queue(0), "size=0: it must be a positive integer"),
+    "a queue of no items": (
+        lambda: ReplayBuffer.queue(0),
+        "size is 0: give an integer of at least 1",
+    ),
     "what is no limiter": (
         lambda: ReplayBuffer(9, limiter=3),
         r"limiter=3: give a RateLimiter or MinSize\(n\)",

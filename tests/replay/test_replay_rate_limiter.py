@@ -215,7 +215,7 @@ def test_a_batch_is_hopeless_only_if_no_number_of_inserts_makes_room_for_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 1, 10), "min_size_to_sample=0: it must be an integer of 1 or more"),
+        ((0, 1, 10), "min_size_to_sample is 0: give an integer of at least 1"),
         ((1, 0, 10), "samples_per_insert=0: it must be above 0"),
         ((1, math.inf, 10), "samples_per_insert=inf"),
         (

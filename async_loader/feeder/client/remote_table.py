@@ -15,7 +15,7 @@ from async_loader.feeder.plain_values import plain_of, plain_view
 from async_loader.feeder.wire import MOST_AHEAD, AboutReply, OpenReader, schema_of
 from async_loader.lifecycle import LONGEST_S, Deadline, seconds_or_none
 from async_loader.name_hints import explain_wrong_names
-from async_loader.replay.arguments import positive, whole_seed
+from async_loader.replay.arguments import positive
 from async_loader.replay.checkpoint.manifest import limiter_of
 from async_loader.replay.rate_limiter import RateLimiter
 from async_loader.replay.samplers import Sampler
@@ -221,7 +221,7 @@ class RemoteTable(TableMethods, Generic[S]):
             view=plain_view(view),
             rank=rank,
             world_size=world_size,
-            seed=None if seed is None else whole_seed(seed),
+            seed=None if seed is None else whole("seed", seed, 0),
             timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
             together=MOST_AHEAD,
             min_size=positive("min_size", min_size),

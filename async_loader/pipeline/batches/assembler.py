@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from async_loader import tree
@@ -30,10 +31,11 @@ are not made anew each time.
 """
 
 
+@dataclass(eq=False)
 class ChunkAssembler:
     """`cut` belongs to the thread that draws tasks, `load` and `assemble` to the pool's.
 
-    `_schema` and `_whole` are set by the latter, and read by the former once for each batch: a
+    `_schema` and `whole` are set by the latter, and read by the former once for each batch: a
     stale value is slower and not wrong, since the worker's answer says how it was written.
 
     Parameters
@@ -48,21 +50,12 @@ class ChunkAssembler:
         Plans are never cut: a collate_fn or a transform wants to see the whole batch.
     """
 
-    def __init__(
-        self,
-        slots: SlotAllocator,
-        output: HostOutput,
-        collator: LocalCollator | None = None,
-        chunk_size: int = 1,
-        *,
-        whole: bool = True,
-    ) -> None:
-        self._slots = slots
-        self._output = output
-        self._collator = collator
-        self._chunk_size = chunk_size
-        self._whole = whole
-        self._schema: Schema | None = None
+    slots: SlotAllocator
+    output: HostOutput
+    collator: LocalCollator | None = None
+    chunk_size: int = 1
+    whole: bool = True
+    _schema: Schema | None = None
 
     # -- before ------------------------------------------------------------------------------------
 
@@ -70,7 +63,7 @@ class ChunkAssembler:
         self, spec: IterationSpec, seq: int, ready: TrainQueue, task: object, worker: int | None
     ) -> Chunk:
         """A task of which nothing is known, as one chunk. Raises CannotSend, OutOfMemory."""
-        job = Job(seq, 1, self._slots.spare_slot(), True, ready, chunks=1, worker=worker)
+        job = Job(seq, 1, self.slots.spare_slot(), True, ready, chunks=1, worker=worker)
         kind = "stream" if spec.stream else "work"
         return Chunk(job, spec, kind, 0, 0, 1, codec.encode(task), worker=worker)
 
@@ -92,14 +85,14 @@ class ChunkAssembler:
             When slots for the batch cannot be had.
         """
         rows = len(plan)
-        job = Job(seq, rows, None, self._whole, ready)
+        job = Job(seq, rows, None, self.whole, ready)
         schema = self._schema if reader is None or isinstance(plan, Jobs) else reader.schema
         if job.whole:
-            job.buffer = self._slots.spare_slot()
+            job.buffer = self.slots.spare_slot()
         elif schema is not None:
-            job.layout = self._slots.layout(schema, rows)
-            job.buffer = self._slots.shared_slot(job.layout.nbytes)
-        size = rows if job.whole else min(self._chunk_size, rows)
+            job.layout = self.slots.layout(schema, rows)
+            job.buffer = self.slots.shared_slot(job.layout.nbytes)
+        size = rows if job.whole else min(self.chunk_size, rows)
         starts = range(0, rows, size)
         job.chunks = len(starts)
         return [
@@ -128,7 +121,7 @@ class ChunkAssembler:
         kind, *rest = where
         if kind == "slot":
             assert chunk.job.buffer is not None
-            return self._output.unpack(record.payload, chunk.job.buffer, tuple(rest[0]))
+            return self.output.unpack(record.payload, chunk.job.buffer, tuple(rest[0]))
         head, table, wanted = rest
         value = codec.decode(record.payload[:head], [record.payload[o : o + n] for o, n in table])
         if chunk.job.whole and table:
@@ -140,9 +133,9 @@ class ChunkAssembler:
         """A batch found no slot, or none that was large enough: from the next one on there is
         one.
         """
-        ring = self._slots.ring
+        ring = self.slots.ring
         with contextlib.suppress(OutOfMemory, ConfigError):  # without one it is slower, not wrong
-            self._slots.reserve(
+            self.slots.reserve(
                 needed if ring is None or ring.slot_bytes >= needed else int(needed * _HEADROOM)
             )
 
@@ -159,26 +152,26 @@ class ChunkAssembler:
             batch = value if type(value) is Batch else Batch(tree=value)
         else:
             batch = self._of_samples(job, results)
-        return self._output.prepare(batch)
+        return self.output.prepare(batch)
 
     def _of_samples(self, job: Job, results: Sequence[tuple[str, Any]]) -> Batch:
         """Of chunks that are answered as samples, beside those that were written."""
-        assert self._collator is not None
+        assert self.collator is not None
         samples: list[Any] = []
         for number, (kind, value) in enumerate(results):
             samples.extend(value if kind == "samples" else self._written(job, number))
-        batch = self._collator.samples(samples)
+        batch = self.collator.samples(samples)
         if all(kind == "samples" for kind, _ in results):
             # without a fixed shape one worker collates the whole batch from now on
-            self._whole = batch.layout is None
-            self._schema = self._collator.schema
+            self.whole = batch.layout is None
+            self._schema = self.collator.schema
         return batch
 
     def _written(self, job: Job, number: int) -> Sequence[Any]:
         assert job.buffer is not None
         assert job.layout is not None
-        start = number * self._chunk_size
-        stop = min(start + self._chunk_size, job.rows)
+        start = number * self.chunk_size
+        stop = min(start + self.chunk_size, job.rows)
         fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]
         structure = job.layout.structure
         return [tree.rebuild(structure, [f[i] for f in fields]) for i in range(stop - start)]

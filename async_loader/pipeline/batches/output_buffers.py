@@ -11,7 +11,7 @@ next. Where the consumer has changed to another stream since, that one first wai
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,23 +24,10 @@ from async_loader.pipeline.batches.collate import is_ignored
 Pairs: TypeAlias = list[tuple[Any, Any]]
 
 
-@runtime_checkable
-class BufferWriter(Protocol):
-    """Writes into arrays of one device, in the order of the consumer's stream. The consumer's
-    thread.
-    """
-
-    def holds(self, value: Any) -> bool:
-        """Whether ``value`` is an array on this device."""
-
-    def current(self) -> Any:
-        """This thread's current stream."""
-
-    def follow(self, stream: Any) -> None:
-        """Let this thread's current stream wait for all that ``stream`` was given so far."""
-
-    def write(self, pairs: Pairs) -> None:
-        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
+Writer: TypeAlias = Any
+"""A HostWriter or a CudaBackend: writes into arrays of one device, in the order of the consumer's
+stream. The consumer's thread.
+"""
 
 
 class HostWriter:
@@ -74,7 +61,7 @@ class OutputBuffers:
     ----------
     into : dict of tensors | sequence of dicts of tensors
         As the caller gave it.
-    device : BufferWriter | None
+    device : Writer | None
         The backend of the loader's device; ``None`` is the CPU.
     host_fields : collection of str
         Top-level fields that are delivered on the CPU on any device.
@@ -88,11 +75,11 @@ class OutputBuffers:
     def __init__(
         self,
         into: object,
-        device: BufferWriter | None = None,
+        device: Writer | None = None,
         host_fields: Sequence[str] = ("index",),
     ) -> None:
         self._host = HostWriter()
-        self._writer: BufferWriter = self._host if device is None else device
+        self._writer: Writer = self._host if device is None else device
         self._host_fields = host_fields
         several = isinstance(into, list | tuple)
         dicts: Sequence[Any] = into if isinstance(into, list | tuple) else [into]
@@ -130,7 +117,7 @@ class OutputBuffers:
     def _label(self, number: int, path: Path) -> str:
         return self._labels[number] + "".join(f"[{key!r}]" for key in path)
 
-    def _writer_of(self, path: Path) -> BufferWriter:
+    def _writer_of(self, path: Path) -> Writer:
         return self._host if len(path) == 1 and path[0] in self._host_fields else self._writer
 
     def covers(self, layout: BatchLayout) -> bool:
@@ -195,7 +182,7 @@ class OutputBuffers:
         return tree.transform(value, tensors.copied)
 
 
-def _check(value: Any, target: Any, label: str, writer: BufferWriter) -> None:
+def _check(value: Any, target: Any, label: str, writer: Writer) -> None:
     """Raise SchemaError unless a field of a batch fits a tensor."""
     if getattr(value, "shape", None) == target.shape and value.dtype == target.dtype:
         return
@@ -214,7 +201,7 @@ def _check(value: Any, target: Any, label: str, writer: BufferWriter) -> None:
     )
 
 
-def _refuse_unfit(value: Any, label: str, writer: BufferWriter) -> None:
+def _refuse_unfit(value: Any, label: str, writer: Writer) -> None:
     """Raise ConfigError for what is no tensor that `writer` can write into."""
     if writer.holds(value) and tensors.is_tensor(value):
         if value.requires_grad or not tensors.is_dense(value):

@@ -18,15 +18,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from async_loader import tensors
 from async_loader.batch_layout import Region
 from async_loader.errors import ConfigError
-from async_loader.pipeline.device.backend import Bytes, DeviceBackend
 
 if TYPE_CHECKING:
     import torch
 
+Bytes = npt.NDArray[np.uint8]
 _log = logging.getLogger("async_loader")
 _ALIGNED = 64
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every CUDA context of the process
@@ -83,7 +84,11 @@ class BlockViews:
 
 
 class CudaBackend:
-    """A device of CUDA: see `DeviceBackend`.
+    """A device of CUDA. What a block, an array or an event is, is its own affair.
+
+    Thread rule: `wait`, `protect` and `upload_here` are called in the consumer's thread, `open` in
+    the streamer's, and everything else in both, also at the same time: by the consumer within
+    `aside` what copies or records.
 
     Streams and events are those of torch.cuda throughout: those of torch.accelerator must not be
     mixed with them, and ignore ``blocking``, without which `synchronize` burns the core on which
@@ -112,6 +117,9 @@ class CudaBackend:
         return str(self.device)
 
     def open(self) -> None:
+        """Make the side stream, and make it the current stream of this thread. Called once,
+        first.
+        """
         cuda = _cuda()
         cuda.set_device(self.device)
         self._side = cuda.Stream(device=self.device)
@@ -121,6 +129,7 @@ class CudaBackend:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
+        """Make the side stream the current one of this thread within the block. After `open`."""
         import torch
 
         # as in the streamer's thread: what is made here may be used in training
@@ -130,6 +139,11 @@ class CudaBackend:
     # -- copies ------------------------------------------------------------------------------------
 
     def upload(self, root: Bytes, nbytes: int) -> torch.Tensor:
+        """A new block on the device, and its copy from the first ``nbytes`` of ``root``, both on
+        the side stream.
+
+        Does not wait. The caller keeps ``root`` unchanged until an event recorded later is done.
+        """
         import torch
 
         host = torch.from_numpy(root if len(root) == nbytes else root[:nbytes])
@@ -140,11 +154,15 @@ class CudaBackend:
         return block
 
     def upload_leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `upload`, for one CPU tensor of any dtype and shape: the block is the array."""
         return tensor.to(self.device, non_blocking=True)
 
     def upload_here(
         self, root: Bytes, nbytes: int, regions: Sequence[Region]
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """As `upload` and `arrays`, on this thread's current stream; ``root`` may change as soon as
+        this returns. At most `STAGED_BYTES`.
+        """
         import torch
 
         inferring = torch.is_inference_mode_enabled()
@@ -153,17 +171,20 @@ class CudaBackend:
             return block, self.arrays(block, regions)
 
     def arrays(self, block: torch.Tensor, regions: Sequence[Region]) -> list[torch.Tensor]:
+        """One device array per region, on the memory of ``block``, which they keep."""
         views = self._views
         if views is None or views.regions is not regions:
             views = self._views = BlockViews.of(regions)
         return views.on(block)
 
     def record(self) -> Any:
+        """An event behind everything that the side stream was given so far."""
         event = _cuda().Event()
         event.record(self._side)
         return event
 
     def done(self, event: Any) -> bool:
+        """Whether the event has happened. Does not wait."""
         return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
@@ -174,23 +195,29 @@ class CudaBackend:
             self._woken.synchronize()
 
     def wait(self, event: Any) -> None:
+        """Let this thread's current stream wait for the event; the thread itself does not."""
         event.wait(self.current())
 
     def protect(self, block: torch.Tensor) -> None:
+        """Tell the device's allocator that this thread's current stream uses the block."""
         block.record_stream(self.current())
 
-    # -- the caller's tensors: see `BufferWriter` --------------------------------------------------
+    # -- the caller's tensors, in the consumer's thread --------------------------------------------
 
     def holds(self, value: Any) -> bool:
+        """Whether ``value`` is an array on this device."""
         return tensors.is_tensor(value) and value.device == self.device
 
     def current(self) -> Any:
+        """This thread's current stream."""
         return _cuda().current_stream(self.device)
 
     def follow(self, stream: Any) -> None:
+        """Let this thread's current stream wait for all that ``stream`` was given so far."""
         self.current().wait_stream(stream)
 
     def write(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy (target, values) each, of the same shape and dtype, on the current stream."""
         import torch
 
         alike: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -209,6 +236,10 @@ class CudaBackend:
     # -- page-locking ------------------------------------------------------------------------------
 
     def register(self, memory: Bytes) -> bool:
+        """Page-lock ``memory``. ``False``: could not; never raises.
+
+        Cost: about 0.1 s a GB, once.
+        """
         address = memory.ctypes.data
         try:
             code = int(_cuda().cudart().cudaHostRegister(address, memory.nbytes, _PORTABLE))
@@ -229,6 +260,7 @@ class CudaBackend:
         return False
 
     def unregister(self, memory: Bytes) -> None:
+        """Undo `register`. No copy from it may be pending."""
         code = int(_cuda().cudart().cudaHostUnregister(memory.ctypes.data))
         if code:
             self._drain()
@@ -254,16 +286,16 @@ def _cuda() -> Any:
     return torch.cuda
 
 
-BY_NAME: dict[object, Callable[[], DeviceBackend]] = {}
+BY_NAME: dict[object, Callable[[], CudaBackend]] = {}
 """Makers of other devices than torch's, for tests."""
 
 
-def backend_for(device: Any) -> DeviceBackend:
+def backend_for(device: Any) -> CudaBackend:
     """The backend of a device.
 
     Parameters
     ----------
-    device : str | torch.device | DeviceBackend
+    device : str | torch.device | CudaBackend
         "cuda", "cuda:1" (also of ROCm, which torch names alike), or a backend of your own.
 
     Raises
@@ -271,7 +303,7 @@ def backend_for(device: Any) -> DeviceBackend:
     ConfigError
         When torch does not know the device, or this machine does not have it.
     """
-    if isinstance(device, DeviceBackend):
+    if isinstance(device, CudaBackend):
         return device
     if str(device) in BY_NAME:
         return BY_NAME[str(device)]()

@@ -25,9 +25,8 @@ flight, and there is no event.
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ from async_loader.batch_layout import BatchLayout
 from async_loader.errors import Broken, Closed
 from async_loader.pipeline.batch import Batch, DeviceCopy, Failure
 from async_loader.pipeline.batches.collate import is_ignored
-from async_loader.pipeline.device.backend import Bytes, DeviceBackend
+from async_loader.pipeline.device.cuda_backend import Bytes, CudaBackend
 from async_loader.pipeline.device.transfer_thread import InFlight, StreamerInput, TransferThread
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.shm.batch_buffer import STAGED_BYTES, BatchBuffer
@@ -49,12 +48,6 @@ slots.
 """
 
 
-@dataclass(slots=True)
-class _PinnedRange:
-    backend: DeviceBackend
-    users: int = 1
-
-
 class PinnedMemory:
     """Page-locks memory for the first streamer that asks, and gives it back with the last: one that
     has ended must not take the pages from under the copies of another. Any thread.
@@ -62,29 +55,25 @@ class PinnedMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[int, _PinnedRange] = {}
+        self._users = Counter[int]()
 
-    def register(self, backend: DeviceBackend, memory: Bytes) -> bool:
-        """As `DeviceBackend.register`."""
+    def register(self, backend: CudaBackend, memory: Bytes) -> bool:
+        """As `CudaBackend.register`."""
+        address = memory.ctypes.data
         with self._lock:
-            held = self._held.get(memory.ctypes.data)
-            if held is not None:
-                held.users += 1
-                return True
-            pinned = backend.register(memory)
-            if pinned:
-                self._held[memory.ctypes.data] = _PinnedRange(backend)
-            return pinned
+            if not self._users[address] and not backend.register(memory):
+                return False
+            self._users[address] += 1
+            return True
 
-    def unregister(self, memory: Bytes) -> None:
+    def unregister(self, backend: CudaBackend, memory: Bytes) -> None:
         """The counterpart of a `register` that returned True."""
+        address = memory.ctypes.data
         with self._lock:
-            held = self._held[memory.ctypes.data]
-            held.users -= 1
-            if held.users:
-                return
-            del self._held[memory.ctypes.data]
-            held.backend.unregister(memory)
+            self._users[address] -= 1
+            if not self._users[address]:
+                del self._users[address]
+                backend.unregister(memory)
 
 
 class Streamer(TransferThread):
@@ -92,7 +81,7 @@ class Streamer(TransferThread):
 
     Parameters
     ----------
-    backend : DeviceBackend
+    backend : CudaBackend
     pages : PinnedMemory | None
         Shared with other streamers that copy from the same ring.
     host_fields : set of str
@@ -105,7 +94,7 @@ class Streamer(TransferThread):
         self,
         train_queue: StreamerInput,
         output: TrainQueue,
-        backend: DeviceBackend,
+        backend: CudaBackend,
         pages: PinnedMemory | None = None,
         host_fields: Collection[str] = ("index",),
         covers: Callable[[BatchLayout], bool] = lambda layout: False,
@@ -231,7 +220,7 @@ class Streamer(TransferThread):
 
     def _give_back(self, memory: Bytes | None) -> None:
         if memory is not None:
-            self._pages.unregister(memory)
+            self._pages.unregister(self._backend, memory)
 
     def finish(self) -> None:
         """Synchronise, then give pages back, then drop the leases; in this order.

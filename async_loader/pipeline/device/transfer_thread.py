@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from async_loader.errors import Broken, Closed, Timeout
 from async_loader.lifecycle import Deadline, join
@@ -15,12 +15,8 @@ from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.source import END
 from async_loader.stats import Meter
 
-
-class StreamerInput(Protocol):
-    """The streamer's end of the train queue."""
-
-    def get(self, deadline: Deadline) -> Any:
-        """An outcome or END; raises Timeout, Closed and Broken."""
+StreamerInput: TypeAlias = Any
+"""A TrainQueue, or the Supply of what is done inline: its `get` gives outcomes and END."""
 
 
 @dataclass(slots=True, eq=False)

@@ -128,6 +128,7 @@ class WorkerSlots:
 Answer = tuple[str, Encoded | None]
 
 
+@dataclass(eq=False)
 class SampleWork:
     """See `Work`. The state of its iteration is the source's reader, where that became known after
     the start.
@@ -150,35 +151,24 @@ class SampleWork:
         All three for work in the loader's own process.
     """
 
-    def __init__(
-        self,
-        reader: Reader | None,
-        collate_fn: Callable[[list[Any]], Any] | None,
-        init_fn: Callable[[int], Any] | None,
-        seed: int,
-        transform: Transform | None = None,
-        source: Source | None = None,
-        slots: SlotAllocator | None = None,
-        output: HostOutput | None = None,
-    ) -> None:
-        self.reader = reader
-        self.collate_fn = collate_fn
-        self.seed = seed
-        self.transform = transform
-        self.source = source
-        self.slots = slots
-        self.output = output
-        self._init_fn = init_fn
+    reader: Reader | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    init_fn: Callable[[int], Any] | None
+    seed: int
+    transform: Transform | None = None
+    source: Source | None = None
+    slots: SlotAllocator | None = None
+    output: HostOutput | None = None
 
     def prepare(self, number: int, kind: Kind) -> None:
         """Call the worker_init_fn.
 
         The global random generators of a thread belong to the learner.
         """
-        if self._init_fn is not None:
+        if self.init_fn is not None:
             if kind == "process":
                 seed_globals((self.seed, number))
-            self._init_fn(number)
+            self.init_fn(number)
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
         if here.kind != "process":
@@ -206,23 +196,18 @@ class SampleTasks:
     def __init__(self, work: SampleWork, ending: Ending = NEVER) -> None:
         assert work.slots is not None
         assert work.output is not None
-        self._output = work.output
-        self._source = work.source
+        self._work, self._ending, self._output = work, ending, work.output
         self._reader: Reader | None = None
         self._collator = LocalCollator(work.slots, work.collate_fn)
-        self._seed = work.seed
-        # it wants samples, also of rows that could be read straight into a slot
-        self._whole = work.collate_fn is not None
-        self._transform = work.transform
-        self._ending = ending
 
     def do(self, task: tuple[int, Plan]) -> Outcome:
         """The batch of (number, plan); raises what its jobs raise."""
         seq, plan = task
-        batch = self._make(plan, (self._seed, seq, 0))
-        if self._transform is not None:
+        batch = self._make(plan, (self._work.seed, seq, 0))
+        transform = self._work.transform
+        if transform is not None:
             batch = self._collator.transformed(
-                batch, self._transform, (self._seed, seq, 0), compact=self._output.keep_slots
+                batch, transform, (self._work.seed, seq, 0), compact=self._output.keep_slots
             )
         if isinstance(plan, Ready):
             batch.lease = plan.lease
@@ -230,9 +215,11 @@ class SampleTasks:
 
     def _make(self, plan: Plan, seed: Seed) -> Batch:
         collator = self._collator
+        # it wants samples, also of rows that could be read straight into a slot
+        whole = self._work.collate_fn is not None
         if isinstance(plan, Ready):
-            slots_follow = self._output.keep_slots and self._transform is None
-            if self._whole:
+            slots_follow = self._output.keep_slots and self._work.transform is None
+            if whole:
                 return collator.samples((plan.samples or partial(rows_of, plan.batch))())
             if isinstance(plan, ReadySlot | ReadyBlock) and slots_follow:
                 return Batch(plan.buffer, plan.layout)
@@ -247,13 +234,14 @@ class SampleTasks:
             return collator.samples([call() for call in while_open(plan.calls, self._ending)])
         assert isinstance(plan, Rows)
         if self._reader is None:
-            assert self._source is not None
-            self._reader = reader_of(self._source)
-        if self._whole:
+            assert self._work.source is not None
+            self._reader = reader_of(self._work.source)
+        if whole:
             return collator.samples(fetch(self._reader, plan.index, seed))
         return collator.rows(self._reader, plan.index, seed)
 
 
+@dataclass(eq=False)
 class ChunkTasks:
     """The tasks of one iteration in a worker process: each is a chunk of a batch.
 
@@ -261,17 +249,16 @@ class ChunkTasks:
     as samples where not. The parent alone decides layouts.
     """
 
-    def __init__(self, work: SampleWork, reader: Reader | None, ending: Ending = NEVER) -> None:
-        self._work = work
-        self._reader = reader
-        self._ending = ending
-        self._schema: Schema | None = None
+    work: SampleWork
+    reader: Reader | None
+    ending: Ending = NEVER
+    _schema: Schema | None = None
 
     def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
         """Do a chunk: "wrote", or what was made: "samples", or the "tree" of a whole batch."""
         task, what, slots = chunk
-        seed = (self._work.seed, task.seq, task.chunk)
-        reader = self._reader if task.kind == "rows" else None
+        seed = (self.work.seed, task.seq, task.chunk)
+        reader = self.reader if task.kind == "rows" else None
         if slots.layout is not None and reader is not None and reader.schema is not None:
             reader.read(what, Window(slots.rows(task)), seed)
             return "wrote", None
@@ -289,12 +276,12 @@ class ChunkTasks:
             return fetch(reader, what, seed)
         if isinstance(what, SharedCalls):
             function = what.function
-            return [function(*each) for each in while_open(what.arguments, self._ending)]
-        return [call() for call in while_open(what, self._ending)]
+            return [function(*each) for each in while_open(what.arguments, self.ending)]
+        return [call() for call in while_open(what, self.ending)]
 
     def _whole(self, reader: Reader | None, what: Any, seed: Seed, within: Arena | None) -> Any:
         """A whole batch, in the task's slot as far as that has room."""
-        work = self._work
+        work = self.work
         if work.collate_fn is not None:
             batch = work.collate_fn(list(self._samples(reader, what, seed)))
         elif reader is not None and reader.schema is not None:

@@ -11,13 +11,13 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from async_loader import tensors
-from async_loader.lifecycle import WaitClosed
+from async_loader.lifecycle import EndFlag, WaitClosed
 from async_loader.source import END, Seed
 
 
@@ -69,11 +69,8 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Ending(Protocol):
-    """Says, without a system call, whether the loader closes."""
-
-    def is_set(self) -> bool: ...
-
+Ending: TypeAlias = EndFlag | threading.Event
+"""Says, without a system call, whether the loader closes."""
 
 NEVER: Ending = threading.Event()
 """Where the consumer does the work itself: its own call ends it."""
@@ -184,6 +181,7 @@ class _IterationState:
     ended: bool = False
 
 
+@dataclass(eq=False)
 class WorkerState:
     """What one worker remembers: its config, and the iterations that it is at work on.
 
@@ -202,18 +200,17 @@ class WorkerState:
         The iterations, by their numbers.
     """
 
-    def __init__(self, config: WorkerConfig, kind: Kind, ending: Ending = NEVER) -> None:
-        self.known: dict[int, _IterationState] = {}
-        self._config = config
-        self._kind = kind
-        self._ending = ending
-        self._first = True
+    config: WorkerConfig
+    kind: Kind
+    ending: Ending = NEVER
+    known: dict[int, _IterationState] = field(default_factory=dict)
+    _first: bool = True
 
     def prepare(self) -> None:
         """Let the work prepare itself, before the first task. Raises what it raises."""
-        prepare = getattr(self._config.work, "prepare", None)
+        prepare = getattr(self.config.work, "prepare", None)
         if prepare is not None:
-            prepare(self._config.number, self._kind)
+            prepare(self.config.number, self.kind)
 
     def tell(
         self,
@@ -239,7 +236,7 @@ class WorkerState:
             return END
         if spec.do is None:
             self._begin(iteration, spec, stream)
-        seeds = self._kind == "process" and self._config.seeding == "task"
+        seeds = self.kind == "process" and self.config.seeding == "task"
         if stream:
             return self._next(spec, seeds=seeds)
         if seeds:
@@ -248,7 +245,7 @@ class WorkerState:
 
     def _next(self, spec: _IterationState, *, seeds: bool) -> Any:
         if seeds:  # the number of the task would depend on when the other streams end
-            seed_globals((spec.seed, self._config.number, spec.asked))
+            seed_globals((spec.seed, self.config.number, spec.asked))
         spec.asked += 1
         batch = next(spec.do, END)
         if batch is END:
@@ -257,19 +254,19 @@ class WorkerState:
 
     def _begin(self, iteration: int, spec: _IterationState, stream: bool) -> None:
         first, self._first = self._first, False
-        config = self._config
+        config = self.config
         here = WorkContext(
             config.number,
             config.workers,
-            self._kind,
+            self.kind,
             iteration,
             spec.seed + config.number,
             spec.state(),
             first,
-            self._ending,
+            self.ending,
         )
         try:
-            if self._kind == "process" and config.torch_workers:
+            if self.kind == "process" and config.torch_workers:
                 self._seed_as_torch_does(here, spec.seed)
             begun = config.work.begin(here)
             spec.do = iter(begun) if stream else begun
@@ -285,13 +282,13 @@ class WorkerState:
     def _seed_as_torch_does(self, here: WorkContext, base: int) -> None:
         """Seeds as torch sets them in its workers, and torch's get_worker_info."""
         importlib.import_module("torch.utils.data")
-        if self._config.seeding == "iteration" or (
-            here.first and self._config.seeding in ("task", "birth")
+        if self.config.seeding == "iteration" or (
+            here.first and self.config.seeding in ("task", "birth")
         ):
             seed_as_torch(base, here.worker)
         module: Any = sys.modules["torch.utils.data._utils.worker"]
-        known, dataset = module._worker_info, getattr(self._config.work, "dataset", None)
-        seed = here.seed if known is None or self._config.seeding != "birth" else known.seed
+        known, dataset = module._worker_info, getattr(self.config.work, "dataset", None)
+        seed = here.seed if known is None or self.config.seeding != "birth" else known.seed
         if known is None or known.seed != seed:
             module._worker_info = module.WorkerInfo(
                 id=here.worker, num_workers=here.workers, seed=seed, dataset=dataset

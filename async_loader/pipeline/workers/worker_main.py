@@ -23,6 +23,7 @@ from async_loader.errors import CannotSend, Closed
 from async_loader.lifecycle import readable
 from async_loader.pipeline import codec
 from async_loader.pipeline.batches import arena
+from async_loader.pipeline.batches.arena import Arena
 from async_loader.pipeline.codec import Encoded
 from async_loader.pipeline.workers.failures import report
 from async_loader.pipeline.workers.sample_work import MappedRing, TaskRecord, WorkerSlots
@@ -174,13 +175,13 @@ class Worker:
             if placed is not None:
                 where = ("slot", placed)
             else:
-                table, end = payload.table(len(payload.head))
-                where = ("beside", len(payload.head), table, 0 if room is None else room.wanted)
+                head, table = len(payload.head), None
                 if payload.buffers:
-                    data = Segment.create(end, "the result of a job")
-                    view = data.view()
-                    view[: len(payload.head)] = payload.head
-                    payload.write(view, table)
+                    sizes = [arena.aligned(one.nbytes) for one in payload.buffers]
+                    data = Segment.create(arena.aligned(head) + sum(sizes), "the result of a job")
+                    data.view()[:head] = payload.head
+                    table = Arena(data.bytes(), head).place(payload.buffers)
+                where = ("beside", head, table or [], 0 if room is None else room.wanted)
         self._channel.send((kind, task.number, time.perf_counter() - began, where), data)
 
 

@@ -210,15 +210,16 @@ class Binding:
     def _bound(self) -> None:
         """Check the items, and import kernels."""
 
-    def _any_items(self, count: int, among: Rows | None = None) -> Rows:
-        """Draw rows until ``count`` of them hold an item, each with the same probability.
-
-        ``among``: rows to draw from; by default all, or those that hold an item if few do.
-        """
+    def _there(self) -> Rows:
+        """Return the rows that hold an item."""
         items = self._items
-        if among is None:
-            sparse = items.count * SPARSE < items.top
-            among = np.flatnonzero(items.alive[: items.top]) if sparse else _ALL
+        rows: Rows = np.flatnonzero(items.alive[: items.top].view(np.bool_))
+        return rows
+
+    def _any_items(self, count: int) -> Rows:
+        """Draw rows until ``count`` of them hold an item, each with the same probability."""
+        items = self._items
+        among = self._there() if items.count * SPARSE < items.top else _ALL
         rows, filled, candidates = np.empty(count, np.int64), 0, len(among) or items.top
         tries = 0
         while filled < count:

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from async_loader.errors import ConfigError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Floats
 from async_loader.replay.samplers import priority_rules
@@ -15,6 +14,7 @@ from async_loader.replay.samplers.binding import Binding
 from async_loader.replay.samplers.ordered import HeapSampler
 from async_loader.replay.samplers.priority_rules import Linear, number, schedule
 from async_loader.replay.samplers.sampler import Draw, Priorities, Reading, Rows
+from async_loader.validation import one_of, whole
 
 
 class _Tree:
@@ -112,16 +112,9 @@ class RankPrioritized(HeapSampler):
         self.alpha = number("alpha", alpha, most=10.0)
         self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
-        if normalize not in get_args(Normalize):
-            raise ConfigError(
-                f"normalize={normalize!r}: it is one of {', '.join(map(repr, get_args(Normalize)))}"
-            )
-        if resort_every is not None and (
-            isinstance(resort_every, bool) or not isinstance(resort_every, int) or resort_every < 1
-        ):
-            raise ConfigError(
-                f"resort_every={resort_every!r}: it is a number of priorities, 1 or more"
-            )
+        one_of("normalize", normalize, get_args(Normalize))
+        if resort_every is not None:
+            resort_every = whole("resort_every", resort_every, 1)
         self.normalize, self.resort_every = normalize, resort_every
 
     def _bound(self) -> None:
@@ -224,14 +217,9 @@ class Prioritized(Binding):
         )
         self._schedule = schedule("beta", beta, most=1.0)
         self.beta = beta if isinstance(beta, Linear) else self._schedule.start
-        if not isinstance(stratified, bool):
-            raise ConfigError(f"stratified={stratified!r}: it is True or False")
-        for name, value, known in (
-            ("normalize", normalize, get_args(Normalize)),
-            ("new_priority", new_priority, get_args(NewPriority)),
-        ):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r}: it is one of {', '.join(map(repr, known))}")
+        one_of("stratified", stratified, (True, False))
+        one_of("normalize", normalize, get_args(Normalize))
+        one_of("new_priority", new_priority, get_args(NewPriority))
         self.stratified, self.normalize, self.new_priority = stratified, normalize, new_priority
         self.gives_masses = False  # in place of weights, for a source that weighs by itself
 

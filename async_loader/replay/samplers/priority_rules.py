@@ -15,6 +15,7 @@ from async_loader.errors import ConfigError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.samplers.sampler import Priorities
+from async_loader.validation import whole
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -36,11 +37,7 @@ class Linear:
         # plain floats: the repr is to be evaluated, and saved
         for name, value in (("start", start), ("end", end)):
             object.__setattr__(self, name, number(name, value))
-        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-            raise ConfigError(
-                f"draws={draws!r}: a schedule takes a whole number of draws, 1 or more"
-            )
-        object.__setattr__(self, "draws", draws)
+        object.__setattr__(self, "draws", whole("draws", draws, 1))
 
     def at(self, draw: int) -> float:
         """Return the value of draw number ``draw``, counted from 0."""

@@ -65,9 +65,9 @@ class SharedTable(Inserter):
                 "leave update_priorities out"
             )
         priority_rules.check_given(priority)
-        self.checked(priority)
         if not self.ready:
             return Applied(0, len(ids))
+        self.checked(priority)
         with self.lock:
             self.catch_up()
             return self.table.prioritize(ids, priority)

@@ -11,14 +11,14 @@ import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Timeout, Unsupported, WouldDeadlock
 from async_loader.lifecycle import seconds, seconds_or_none
-from async_loader.replay.arguments import one_float, schema_of_columns, storable
+from async_loader.replay.arguments import one_float, schema_of_columns
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, SHOWN
 from async_loader.replay.samplers import priority_rules
 from async_loader.replay.stream_names import EachStream, StreamName, stream_name, stream_names
 from async_loader.replay.table.records import Heads, Rows, RowSource, plain_heads
 from async_loader.replay.table.sample import TableSampler
-from async_loader.replay.table.step_packer import NOT_PACKED, StepPacker
+from async_loader.replay.table.step_packer import NOT_PACKED
 from async_loader.replay.table.table import Table
 from async_loader.schema import Schema
 
@@ -64,7 +64,7 @@ class Inserter(TableSampler):
             stream = stream_name(stream)
         table = self._table
         if table is None:
-            self._begin_with(step, said, final, priority)
+            self.start(Schema.of_step(step))
             table = self.table
         values, flags = table.packer.pack(step, said, final is not None)
         last = None if final is None else table.packer.final(final)
@@ -161,14 +161,7 @@ class Inserter(TableSampler):
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
         if not self.ready:
-
-            def check(packer: StepPacker) -> None:
-                steps = packer.rows(batch, said, final_obs).steps
-                if priority is not None or self.prioritized:
-                    self._priorities(priority, steps)
-                stream_names(stream, steps)
-
-            self._begin(schema_of_columns(batch), check)
+            self.start(schema_of_columns(batch))
         rows = self.step_packer.rows(batch, said, final_obs)
         if priority is not None or self.needs_priority:
             rows.prioritize(self._priorities(priority, rows.steps))
@@ -219,27 +212,6 @@ class Inserter(TableSampler):
         key = key.copy() if isinstance(key, list) else key
         self._last = _Streams(key, table.streams, numbers, heads.tobytes())
         return self._last
-
-    def _begin_with(
-        self, step: Mapping[str, Any], said: int, final: object, priority: object
-    ) -> None:
-        def check(packer: StepPacker) -> None:
-            packer.pack_unusual(step, said, final is not None)
-            if final is not None:
-                packer.final(final)
-            if priority is not None or self.prioritized:
-                self._priority(priority)
-
-        self._begin(Schema.of_step(step), check)
-
-    def _begin(self, schema: Schema, check: Callable[[StepPacker], Any]) -> None:
-        """Allocate the table for its first step.
-
-        If ``check`` refuses that step, the next may be another.
-        """
-        storable(schema)
-        check(StepPacker(schema))
-        self.start(schema)
 
     def _put_as_allowed(self, rows: Rows, stream: object, timeout_s: float | None) -> Ids:
         """Add many records as the limiter allows them; other threads may insert between."""
@@ -393,12 +365,7 @@ class Inserter(TableSampler):
         Raises ConfigError.
         """
         self._check_used()
-        known = (
-            self.table.prioritized
-            if self.ready
-            else [one for one in (self.sampler, self.remover) if one.prioritized]
-        )
-        for one in known:
+        for one in self.table.prioritized:
             one.check(priority)
         return priority
 

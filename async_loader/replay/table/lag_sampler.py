@@ -17,8 +17,8 @@ VERSION = "policy_version"
 _SUFFIX = "_version"
 REASONS = ("became_old", "came_old", "other_run")
 """Why steps are left out."""
-_NONE, _MOST = -(1 << 62), 1 << 62
-"""Below all versions, and above."""
+_NONE = -(1 << 62)
+"""Below all versions."""
 
 
 def weights_of(schema: Schema) -> str:
@@ -57,18 +57,14 @@ class LagSampler(InnerSampler):
     at most ``max_lag`` versions behind the newest. When a newer version comes, the versions of all
     rows are looked at, so that no draw is rejected.
 
-    # NOTE [steps that come early]
     Where versions are published, a step may come before the version that made it: weights go to the
     shards of a cluster side by side, and an actor has them from one of them while another, which
-    its writer is bound to, still receives them. Nothing is drawn from such steps, and they are let
-    in when their version is published. A step does not say its
-    run, so a version above the newest may also be of a run that is over. While versions up to
-    ``_over`` may be, early steps wait for one publication only: versions are published one after
-    the other, so the next one brings every version that an actor of this run can have had, and what
-    is above it then is of the other run.
+    its writer is bound to, still receives them. Such steps are drawn. A step does not say its run,
+    so a version above the newest may also be of a run that is over: what is still above the next
+    version that is published is left out then.
 
     Thread rule: that of a `Sampler`. Cost: those of ``sampler``, and some 20 us a call for
-    additions; a new version takes 2 ms for a million rows. Memory: 17 bytes a row.
+    additions; a new version takes 2 ms for a million rows. Memory: 9 bytes a row.
 
     Parameters
     ----------
@@ -79,8 +75,6 @@ class LagSampler(InnerSampler):
         Of the table.
     versions : callable
         Returns the version that made the step in each row, ``[rows]``, as it is now.
-    priorities : callable
-        Returns the priorities of the steps in some rows.
     seed : SeedSequence
     left_out_by : dict of str to int
         Where steps are counted that are left out, by reason: they ``became_old``, or ``came_old``,
@@ -95,9 +89,9 @@ class LagSampler(InnerSampler):
     ----------
     newest : int | None
         The newest version that was stored or told; ``None`` before the first.
-    early : int
-        Steps that wait until their version is published.
     """
+
+    _again: bool | None
 
     def __init__(
         self,
@@ -105,33 +99,27 @@ class LagSampler(InnerSampler):
         max_lag: int,
         items: Items,
         versions: Callable[[], Array],
-        priorities: Callable[[Rows], Priorities],
         seed: np.random.SeedSequence,
         left_out_by: dict[str, int],
         published: int | None = None,
         end: Callable[[Rows], None] | None = None,
     ) -> None:
-        self._versions, self._priorities, self._end_items = versions, priorities, end
+        self._versions, self._end_items = versions, end
         self.max_lag = max_lag
         super().__init__(sampler, items, seed)
         self.newest: int | None = published
         self._left_out_by = left_out_by
         self._published = published is not None
-        # The versions of the steps that it knows, and the order in which they came.
-        self._of, self._came = np.empty((2, items.rows), np.int64)
-        self._over = _NONE
+        self._of = np.empty(items.rows, np.int64)  # the versions of the steps that it knows
         self.reset()
-        self._again = False
-        if self._published:  # the table may hold steps of an earlier run
-            there = self._versions()[items.alive != 0].astype(np.int64)
-            self._over = int(there.max(initial=_NONE))
+        # of what is there already, the steps that are left out are counted
+        self._again = None if items.count else False
 
     def reset(self) -> None:
         """Forget all items. Those that come next were counted before."""
         super().reset()
         self._of[:] = _NONE
-        self._next = 0
-        self.early, self._again = 0, True
+        self._again = True
 
     def insert(self, rows: Rows, priority: Priorities) -> None:
         """See `Sampler.insert`."""
@@ -142,29 +130,18 @@ class LagSampler(InnerSampler):
         if not self._published:
             self.see(int(versions.max()))
         assert self.newest is not None
-        old, early = versions < self.newest - self.max_lag, versions > self.newest
+        left_out = versions < self.newest - self.max_lag
+        if again is not False and self._published:  # the table may hold steps of an earlier run
+            left_out |= versions > self.newest
         if not again:
-            self._count(rows[old], "came_old")
-        known = rows[~old]
-        self._of[known] = versions[~old]
-        self._came[known] = np.arange(self._next, self._next + len(known))
-        self._next += len(known)
-        self.early += int(early.sum())
-        now = ~(old | early)
-        some = priority[now]
-        self._let_in(rows[now], some)
-        priority[now] = some  # what the sampler put in place of NaN
-
-    def _let_in(self, rows: Rows, priority: Priorities) -> None:
-        """Draw from these rows from here on."""
+            self._count(rows[left_out], "came_old")
+        now = ~left_out
+        rows, some = rows[now], priority[now]
         if len(rows):
+            self._of[rows] = versions[now]
             self._begin(rows)
-            self.sampler.insert(rows, priority)
-
-    def _between(self, low: int, high: int) -> Rows:
-        """Return the rows of steps of versions above ``low`` up to ``high``, as they came."""
-        rows: Rows = np.flatnonzero((self._of > low) & (self._of <= high))
-        return rows[np.argsort(self._came[rows])]
+            self.sampler.insert(rows, some)
+            priority[now] = some  # what the sampler put in place of NaN
 
     def too_old(self, versions: Array) -> Bools:
         """Return which steps that were drawn, and came back, are left out now; count them."""
@@ -174,38 +151,26 @@ class LagSampler(InnerSampler):
         return old
 
     def see(self, version: int) -> None:
-        """Note a version, leave out the steps that are too old for it, and let those in that were
-        early until now.
-        """
-        before = _NONE if self.newest is None else self.newest
-        if version <= before:
-            return
-        self.newest = version
-        self._leave_out(_NONE, version - self.max_lag - 1, "became_old")
-        rows = self._between(before, version)
-        self.early -= len(rows)
-        self._let_in(rows, self._priorities(rows))
+        """Note a version, and leave out the steps that are too old for it."""
+        if self.newest is None or version > self.newest:
+            self.newest = version
+            self._leave_out(self._of < version - self.max_lag, "became_old")
 
     def publish(self, version: int) -> None:
         """Note the version that is published now, where all of them are told.
 
-        From here on a step of a later version is early: it waits until that one is published. When
-        the versions begin again at a lower one, all steps that are here are of another run, and are
-        left out. See NOTE [steps that come early].
+        When the versions begin again at a lower one, all steps that are here are of another run,
+        and so are those of later versions.
         """
         if self.newest is not None and version < self.newest:
-            self._over = max(self._over, self.newest, int(self._of.max()))
-            self._leave_out(_NONE, _MOST, "other_run")
+            self._leave_out(self._of > _NONE, "other_run")
             self.newest = version
         self.see(version)
-        if self._over > version:
-            self._leave_out(version, _MOST, "other_run")
-        else:
-            self._over = _NONE
+        self._leave_out(self._of > version, "other_run")
         self._published = True
 
-    def _leave_out(self, low: int, high: int, reason: str) -> None:
-        rows = self._between(low, high)
+    def _leave_out(self, which: Bools, reason: str) -> None:
+        rows = np.flatnonzero(which & (self._of > _NONE))
         self._count(rows, reason)
         self.remove(rows)
 
@@ -216,32 +181,25 @@ class LagSampler(InnerSampler):
 
     def remove(self, rows: Rows) -> None:
         """See `Sampler.remove`."""
-        rows = np.unique(rows[self._of[rows] != _NONE])
-        self._of[rows] = _NONE
         gone = self._end(rows)
-        self.early -= len(rows) - len(gone)
+        self._of[gone] = _NONE
         if len(gone):
             self.sampler.remove(gone)
 
     def forget(self) -> None:
         """Forget the newest version: the table's contents are replaced."""
-        self.newest, self._published, self._over = None, False, _NONE
+        self.newest, self._published = None, False
 
     @property
     def left_out(self) -> str:
         """What is left out, as the end of a message; empty if nothing is."""
-        text = ""
-        if stale := sum(self._left_out_by.values()):
-            text += (
-                f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
-                f"{stale:,} so far"
-            )
-        if self.early:
-            text += (
-                f"; steps of versions above {self.newest} wait until these are published, "
-                f"{self.early:,} now"
-            )
-        return text
+        stale = sum(self._left_out_by.values())
+        if not stale:
+            return ""
+        return (
+            f"; steps more than {self.max_lag} versions behind {self.newest} are left out, "
+            f"{stale:,} so far"
+        )
 
     def __repr__(self) -> str:
         return repr(self.sampler)

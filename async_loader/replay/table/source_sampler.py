@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from async_loader.errors import ConfigError
-from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.samplers import Prioritized, Sampler, Uniform
 from async_loader.replay.samplers.binding import RandomNumbers, Seeded, innermost, like
@@ -224,7 +223,7 @@ def sampler_for(
     """
     if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-    words = None if seed is None else [rank, world_size, whole_seed(seed)]
+    words = None if seed is None else [rank, world_size, whole("seed", seed, 0)]
     shared: Any = table_state.sampler
     if max_lag is not None:
         whole("max_lag", max_lag, 0)
@@ -277,7 +276,6 @@ def _within_lag(
         max_lag,
         table_state.table.items,
         lambda: table_state.table.storage.cell(place),
-        lambda rows: table_state.table.given_to(rows),
         seeds,
         table_state.left_out_by,
         newest_of(weights_of(schema)),

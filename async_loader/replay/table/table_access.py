@@ -13,7 +13,6 @@ from collections.abc import Callable
 import numpy as np
 
 from async_loader.errors import Closed, ConfigError, Unsupported
-from async_loader.replay.arguments import whole_seed
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
 from async_loader.replay.limiter_arithmetic import LimiterState, check_room
@@ -27,6 +26,7 @@ from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
+from async_loader.validation import whole
 
 _KNOWN = "async_loader.replay.samplers."
 """Where samplers are that raise no error when they are told of items."""
@@ -70,7 +70,7 @@ class TableAccess:
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
         self.view, self.folder = view, folder
-        self.seeds = np.random.SeedSequence(None if seed is None else whole_seed(seed))
+        self.seeds = np.random.SeedSequence(None if seed is None else whole("seed", seed, 0))
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)

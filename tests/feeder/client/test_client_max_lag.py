@@ -112,7 +112,7 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
         self.buffer.add(x=0, policy_version=3)
         self.table = NonblockingTable(shared_table(self.buffer))
         self.max_lag, self.newest, self.told = max_lag, 3, False
-        self.over, self.stale, self.early = -1, 0, {}
+        self.stale = 0
         self.version_of = self.young = {0: 3}
         self.drawing = self.opened()
         assert self.drawing.weights == "policy"
@@ -138,11 +138,10 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
         self.sort(new)
         self.forget_the_removed()
 
-    def sort(self, steps):
+    def sort(self, steps, opened=False):
         for id_, version in steps.items():
-            if version > self.newest:
-                self.early[id_] = version
-            elif version >= self.newest - self.max_lag:
+            other_run = version > self.newest and opened and self.told
+            if version >= self.newest - self.max_lag and not other_run:
                 self.young = {**self.young, id_: version}
             else:
                 self.stale += 1
@@ -152,19 +151,15 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
         self.told = True
         self.drawing.publish(version)
         if version < self.newest:
-            self.over = max(self.over, self.newest, *self.early.values(), -1)
-            self.stale += len(self.young) + len(self.early)
-            self.young, self.early = {}, {}
+            self.stale += len(self.young)
+            self.young = {}
         self.see(version)
-        if self.over > version:
-            self.stale += len(self.early)
-            self.early = {}
-        else:
-            self.over = -1
+        left = {id_: one for id_, one in self.young.items() if one <= version}
+        self.stale, self.young = self.stale + len(self.young) - len(left), left
 
     def see(self, version):
         self.newest = version
-        known, self.young, self.early = {**self.young, **self.early}, {}, {}
+        known, self.young = self.young, {}
         self.sort(known)
 
     @rule(data=st.data())
@@ -179,12 +174,10 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
     def open_again(self):
         self.drawing.close()
         steps = {id_: one for id_, one in self.version_of.items() if id_ in self.there()}
-        self.young, self.early, self.over = {}, {}, -1
-        if self.told:
-            self.over = max(steps.values(), default=-1)
-        else:
+        self.young = {}
+        if not self.told:
             self.newest = max(steps.values(), default=-1)
-        self.sort(steps)
+        self.sort(steps, opened=True)
         self.drawing = self.opened()
 
     def there(self):
@@ -192,17 +185,13 @@ class PublicationsAgainstADict(RuleBasedStateMachine):
 
     def forget_the_removed(self):
         there = self.there()
-        self.young, self.early = (
-            {id_: one for id_, one in some.items() if id_ in there}
-            for some in (self.young, self.early)
-        )
+        self.young = {id_: one for id_, one in self.young.items() if id_ in there}
 
     @invariant()
     def those_of_this_run_within_the_lag_are_drawn_and_no_other(self):
         if not hasattr(self, "drawing"):
             return
         assert self.drawing.most(100) == len(self.young)
-        assert self.drawing._sampler.early == len(self.early)
         if self.counts:
             assert sum(self.table.stale_by_reason.values()) == self.stale
         if self.young:
