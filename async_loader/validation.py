@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import operator
 import os
@@ -42,11 +43,14 @@ def check_ids(array: npt.NDArray[Any]) -> None:
 def path_of(name: str, value: object) -> str:
     """Return a path as text. Raises ConfigError for what names no file, such as bytes or ``""``."""
     text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(text, str) or not text:
-        raise ConfigError(
-            f"{name}={value!r}: give a path, as text or a pathlib.Path; '.' is the current folder"
-        )
-    return text
+    if not isinstance(text, str):
+        raise ConfigError(f"{name}={value!r}: give a path, as text or as a pathlib.Path")
+    if not text:
+        raise ConfigError(f"{name} is empty: give a path, '.' for the current folder")
+    with contextlib.suppress(UnicodeEncodeError):
+        if b"\0" not in os.fsencode(text):
+            return text
+    raise ConfigError(f"{name}={text!r} has a character that no file's name has: leave it out")
 
 
 def one_of(name: str, value: object, allowed: tuple[Any, ...]) -> None:
