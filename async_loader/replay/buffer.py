@@ -16,6 +16,7 @@ from async_loader.name_hints import (
     misplaced_fields,
 )
 from async_loader.replay import checkpoint
+from async_loader.validation import whole
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.episode_ends import how_ended
 from async_loader.replay.rate_limiter import (
@@ -132,7 +133,7 @@ class ReplayBuffer(TableMethods):
         )
         for name, one in (("sampler", sampler), ("remover", remover)):
             check_sampler(name, one)
-        most = max_times_sampled and positive("max_times_sampled", max_times_sampled)
+        most = whole("max_times_sampled", max_times_sampled, 0)
         check_limiter(limiter, most)
         self._table_state = SharedTable(
             *size_of(capacity, max_bytes),

@@ -12,11 +12,12 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
+from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
-from async_loader.schema import Schema
+from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 
 _BOOL = np.dtype(np.bool_)
@@ -378,7 +379,8 @@ def _with_narrow_reward(batch: dict[str, Any]) -> dict[str, Any]:
     reward = tensors.as_array(batch.get("reward"))
     if reward is None or reward.dtype != np.float64 or reward.ndim != 1:
         return batch
-    return {**batch, "reward": reward.astype(np.float32)}
+    narrow = FieldValidator(Field((), np.dtype(np.float32), name="reward")).column(reward)
+    return {**batch, "reward": narrow}
 
 
 def _row(row: int, values: object) -> Any:

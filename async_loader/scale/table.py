@@ -184,6 +184,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             for one in self._connections.reached:
                 return one.table(self.name).get(ids[:0], view=view)
             raise self._connections.nothing("get")
+        parts = [one for one in parts if len(one[0])] or parts[:1]
         order = np.argsort(np.concatenate([places for places, _, _ in parts]), kind="stable")
         columns = zip(*(arrays for _, _, arrays in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]

@@ -202,7 +202,7 @@ class Mixture:
                 mixed.write(member.number, [one[at:stop] for one in arrays], piece.arrays)
                 at = stop
                 if piece.lease is not None:
-                    leases.append((member.number, piece.lease))
+                    leases.append((member.number, piece.lease, piece.ends))
         self._batches += 1
         batch = tree.rebuild_batch(mixed.schema.structure, arrays)
         return Ready(batch, True, tuple(leases) or None)
@@ -258,17 +258,20 @@ class Mixture:
         If one part of a batch was delivered again elsewhere, the others return to their sources
         when the loader closes.
         """
-        handed_out = [source.hand_out(one) for source, one in self._leased(lease)]
+        handed_out = [source.hand_out(one) for source, one, _ in self._leased(lease)]
         return all(handed_out)
 
     def settle(self, lease: object) -> None:
         """See `Leasing.settle`."""
-        for source, one in self._leased(lease):
-            source.settle(one)
+        for source, one, ends in self._leased(lease):
+            if ends:
+                source.settle(one)
 
-    def _leased(self, lease: object) -> list[tuple[Leasing, object]]:
-        parts = cast(tuple[tuple[int, object], ...], lease)
-        return [(cast(Leasing, self._members[number].source), one) for number, one in parts]
+    def _leased(self, lease: object) -> list[tuple[Leasing, object, bool]]:
+        parts = cast(tuple[tuple[int, object, bool], ...], lease)
+        return [
+            (cast(Leasing, self._members[number].source), one, ends) for number, one, ends in parts
+        ]
 
     def release(self, timeout_s: float) -> None:
         """See `Leasing.release`. Rows of other sources are kept for the next loader."""

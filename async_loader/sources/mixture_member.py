@@ -93,12 +93,13 @@ def empty_rows(schema: Schema, count: int) -> list[Array]:
 
 
 class Piece(NamedTuple):
-    """Rows of one source: one array ``[rows, ...]`` for each field of its schema, and the lease of
-    the batch that ends with them, if it has one.
+    """Rows of one source: one array ``[rows, ...]`` for each field of its schema, the lease of their
+    batch, if it has one, and whether the batch ends with them.
     """
 
     arrays: list[Array]
     lease: object = None
+    ends: bool = True
 
 
 @dataclass(eq=False)
@@ -196,11 +197,11 @@ class MixtureMember:
         taken: list[Piece] = []
         self._held -= count
         while count:
-            arrays, lease = self._pieces.popleft()
+            arrays, lease, ends = self._pieces.popleft()
             if len(arrays[0]) > count:
                 self._pieces.appendleft(Piece([one[count:] for one in arrays], lease))
-                arrays, lease = [one[:count] for one in arrays], None
-            taken.append(Piece(arrays, lease))
+                arrays, ends = [one[:count] for one in arrays], False
+            taken.append(Piece(arrays, lease, ends))
             count -= len(arrays[0])
         return taken
 

@@ -75,11 +75,15 @@ class SamplerWithoutReplacement(Fifo):
             **super().state(),
             "left": self.left.tolist(),
             "fresh": self.fresh,
+            "rows": self._items.rows,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self.left, self.fresh = np.array(state["left"], np.int64), bool(state["fresh"])
+        # in a table of another size rows lie elsewhere: a new pass begins
+        same = state["rows"] == self._items.rows
+        self.left = np.array(state["left"] if same else [], np.int64)
+        self.fresh = bool(state["fresh"]) or not same
         self._restored = not self.fresh  # the items that are there come next
 
     def __repr__(self) -> str:

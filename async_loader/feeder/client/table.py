@@ -234,7 +234,10 @@ class TableClient(RemoteTable[RemoteSource]):
         ids, wanted, server = ids_of(index), plain_view(view), self._connection.servers
         ids = remote_ids(ids[local_ids(ids, server)], server)
         body = Get(table=self.name, count=len(ids), view=wanted)
-        reply: Any = self._ask(body, timeout_s, ids.tobytes())
+        try:
+            reply: Any = self._ask(body, timeout_s, ids.tobytes(), server)
+        except ServerReplaced:  # it has none of them
+            reply = self._ask(Get(table=self.name, count=0, view=wanted), timeout_s, b"")
         schema, eta, rows = schema_of(reply.body.schema), reply.body.eta, reply.body.rows
         columns = [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
         if rows:

@@ -16,6 +16,7 @@ make one, so what it holds is not counted.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import deque
@@ -186,7 +187,7 @@ class BatchScheduler:
         reader = ReaderState(
             session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
             wanted.wait_s, itself, wanted.masses, versions_in(drawing.schema),
-            (form.schema_id, "" if view in (None, self.table.view) else repr(view)),
+            (form.schema_id, "" if view in (None, self.table.view) else json.dumps(wanted.view, sort_keys=True)),
         )  # fmt: skip
         self._readers.add(reader)
         return reader
@@ -310,6 +311,13 @@ class BatchScheduler:
             for batch in reader.leases.values():
                 found.put(reader.kind, batch)
         return found
+
+    @property
+    def count_unused(self) -> int:
+        """How many rows `unused` would return."""
+        return len(self._returned) + sum(
+            batch.rows for reader in self._readers for batch in reader.leases.values()
+        )
 
     def forget_rows(self, returned: RequeuedRows | None = None) -> None:
         """Drop returned rows, and those with learners: the table was cleared or loaded."""

@@ -279,16 +279,19 @@ class TableSaves:
         return shared_table(self.buffer).steps_had
 
     def _counts(self) -> tuple[int, ...]:
-        stats = self.buffer.stats()
-        return self._steps_had, stats.sampled, stats.deleted
+        stats, entry = self.buffer.stats(), getattr(self, "entry", None)
+        unused = 0 if entry is None else entry.scheduler.count_unused
+        return self._steps_had, stats.sampled, stats.deleted, unused
 
     def begin(self, entry: TableEntry) -> None:
         """Let the loop's entry of the table go on where the save ends."""
         self.entry = entry
         entry.insert_queue.restore(self._positions)
-        entry.scheduler.forget_rows(self._unused)
         if self._restored_rows and not self._count.in_order:
             entry.table.note_restored()
+            self._unused.mark()
+        entry.scheduler.forget_rows(self._unused)
+        self._saved_counts = self._counts()
 
     def note(self) -> None:
         """Write the count of rows. In the loop, before they are acknowledged."""

@@ -81,6 +81,11 @@ class RequeuedRows:
         np.savez(file, **columns)
         return file.getvalue()
 
+    def mark(self) -> None:
+        """Mark all rows: a learner may have had them."""
+        for columns in self._columns.values():
+            columns[-1][:] = True
+
     def copy(self) -> RequeuedRows:
         return RequeuedRows(dict(self._columns))
 

@@ -146,7 +146,10 @@ class LagSampler(InnerSampler):
     def too_old(self, versions: Array) -> Bools:
         """Return which steps that were drawn, and came back, are left out now; count them."""
         newest = _NONE if self.newest is None else self.newest
-        old: Bools = versions.astype(np.int64) < newest - self.max_lag
+        versions = versions.astype(np.int64)
+        old: Bools = versions < newest - self.max_lag
+        if self._published:
+            old |= versions > newest
         self._left_out_by["became_old"] += int(old.sum())
         return old
 
