@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ Kind = tuple[str, tuple[int, ...]]
 _AHEAD = 32
 """Frames that are decoded on the way, where a jump to a key frame would not pay."""
 _NOWHERE = 1 << 62
+_OPEN_FILES = 8
 
 
 def read_info(root: Path) -> dict[str, Any]:
@@ -145,6 +147,16 @@ class VideoFile:
                     break
             raise EOFError("the file does not have it")
 
-    def close(self) -> None:
-        """Close the file."""
-        self._container.close()
+
+@lru_cache(_OPEN_FILES)
+def open_video(
+    path: Path, shape: tuple[int, ...], fps: float, process: int, thread: int
+) -> VideoFile:
+    """Return an open file of this thread alone, also after a fork, which shares the place in it.
+
+    Parameters
+    ----------
+    process, thread : int
+        Those that ask.
+    """
+    return VideoFile(path, shape, fps)
