@@ -38,6 +38,8 @@ from async_loader.table import Batch
 from async_loader.validation import path_of
 
 R = TypeVar("R")
+_AHEAD = 2
+"""Batches of a queue that each shard sends ahead: what one learner has, others wait for."""
 
 
 @explain_wrong_attributes
@@ -134,6 +136,8 @@ class ClusterTable(RemoteTable[ClusterSource]):
                 )
 
         draws = Draws(settings, wanted.world_size, leased)
+        if draws.in_turn and prefetch is None:
+            prefetch = _AHEAD
 
         def open_source(shard: ShardConnection) -> RemoteSource:
             of_shard = structs.replace(
