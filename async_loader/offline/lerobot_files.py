@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -122,6 +123,7 @@ class VideoFile:
         self._place, self._shape, self._fps = Place(str(path)), shape, fps
         with self._place.reading("video"):
             self._container: Any = of_extra("av", "lerobot").open(str(path))
+            weakref.finalize(self, self._container.close)
             self._stream: Any = self._container.streams.video[0]
         self._stream.codec_context.thread_count = 1  # workers decode beside each other
         self._decoded: Iterator[Any] = iter(())
