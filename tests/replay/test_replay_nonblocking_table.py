@@ -155,7 +155,7 @@ class Sides:
         views = [None] if self.prioritized else [None, Transitions(n_steps=1, gamma=0.5)]
         for view in views:
             read = []
-            for state, _ in map(debug_state, (self.plain, self.buffer)):
+            for state in (debug_state(one).state for one in (self.plain, self.buffer)):
                 read_plan = state.read_plan(view, state.sampler)
                 reader = ReplayReader(state.table.storage, read_plan)
                 into = reader.fresh(len(ids))
