@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from async_loader.errors import ConfigError, check_folder, explain
 from async_loader.offline import from_hdf5, from_minari, from_npz
-from async_loader.offline.episode import episodes_of
+from async_loader.offline.episode import drawable_steps
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.samplers import Uniform
 from async_loader.schema import Schema
@@ -88,9 +88,7 @@ def import_data(
     table = read(source, capacity=capacity, missing_ends=missing_ends, progress=progress)
     with table:
         table.save(to)
-        older = table.stats().inserted - len(table)
-        rest = f"; {older:,} older steps did not fit --capacity {capacity:,}" if capacity else ""
-        return f"{_counts(_facts(table))} in {to}{rest if older > 0 else ''}"
+        return f"{_counts(_facts(table))} in {to}"
 
 
 def _format_of(source: str) -> str:
@@ -131,14 +129,16 @@ def _counts(facts: dict[str, Any]) -> str:
 
 
 def _facts(table: ReplayBuffer) -> dict[str, Any]:
-    found = episodes_of(table)
-    sums = found.sums
+    found = drawable_steps(table)
+    lengths = np.bincount(found.episode)
     return {
         "schema": fields_of(table.schema),
         "steps": len(table),
         "capacity": table.capacity,
         "nbytes": table.nbytes,
-        "episodes": len(found.starts),
-        "length": spread(found.counts),
-        "return": None if sums is None else spread(sums),
+        "episodes": len(lengths),
+        "length": spread(lengths),
+        "return": (
+            None if found.rewards is None else spread(np.bincount(found.episode, found.rewards))
+        ),
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,51 +12,41 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.offline.bad_data import Place
 from async_loader.replay.arguments import schema_of_columns, storable
-from async_loader.replay.array_types import Array, Bools, Floats, Ids
+from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.buffer import ReplayBuffer, shared_table
 from async_loader.replay.table.rebuild import in_order
-from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
 
 
-class TableEpisodes(NamedTuple):
-    """The steps of a table that can be drawn, by episode.
+class DrawableSteps(NamedTuple):
+    """The steps of a table that can be drawn, oldest first.
 
     Attributes
     ----------
     ids : int64 array [steps]
-        Of the steps, oldest first.
-    order : int64 array [steps]
-        Places in ``ids``, episode after episode.
-    starts : int64 array [episodes]
-        Where each begins in ``order``.
+    episode : int64 array [steps]
+        The number of the episode of each, from 0.
     flags : int64 array [steps]
-        Of ``ids``: those of row_format.py.
-    sums : float64 array [episodes] | None
-        Of rewards; ``None`` for a table without a field ``reward`` of single numbers.
+        Those of row_format.py.
+    rewards : array [steps] | None
+        ``None`` for a table without a field ``reward`` of single numbers.
     """
 
     ids: Ids
-    order: Ids
-    starts: Ids
+    episode: Ids
     flags: Ids
-    sums: Floats | None
-
-    @property
-    def counts(self) -> Ids:
-        """Return the steps of each episode."""
-        return np.diff(np.append(self.starts, len(self.ids)))
+    rewards: Array | None
 
 
-def episodes_of(table: ReplayBuffer) -> TableEpisodes:
-    """Return the episodes of a table; parts of those whose other steps are gone or to come.
+def drawable_steps(table: ReplayBuffer) -> DrawableSteps:
+    """Return the steps of a table by episode, also where its other steps are gone or to come.
 
     Raises
     ------
     ConfigError
-        For a table of another process, or without a schema.
+        For a table of another process.
     """
     if not isinstance(table, ReplayBuffer):
         raise ConfigError(
@@ -66,7 +56,7 @@ def episodes_of(table: ReplayBuffer) -> TableEpisodes:
     state = shared_table(table)
     if not state.ready:
         none = np.empty(0, np.int64)
-        return TableEpisodes(none, none, none, none, None)
+        return DrawableSteps(none, none, none, None)
     with state.lock:
         state.check_open()
         state.catch_up()
@@ -78,23 +68,18 @@ def episodes_of(table: ReplayBuffer) -> TableEpisodes:
         root = np.where(joined, at, np.arange(len(ids)))
         while not np.array_equal(further := root[root], root):
             root = further
-        order = np.argsort(root, kind="stable")
-        starts = np.flatnonzero(np.diff(root[order], prepend=-1))
-        return TableEpisodes(ids, order, starts, flags, _sums(storage, rows[order], starts))
+        rewards = [
+            storage.cell(i)[rows]
+            for i, field in enumerate(storage.layout.schema.fields)
+            if field.name == "reward" and field.shape == () and field.dtype.kind in "biuf"
+        ]
+    episode = np.unique(root, return_inverse=True)[1]
+    return DrawableSteps(ids, episode, flags, rewards[0] if rewards else None)
 
 
-def _sums(storage: Storage, rows: Ids, starts: Ids) -> Floats | None:
-    """Return the sum of the rewards of each episode."""
-    for i, field in enumerate(storage.layout.schema.fields):
-        if field.name == "reward" and field.shape == () and field.dtype.kind in "biuf":
-            rewards: Floats = storage.cell(i)[rows].astype(np.float64)
-            with np.errstate(over="ignore", invalid="ignore"):  # a sum may be infinite, or NaN
-                return np.add.reduceat(rewards, starts) if len(starts) else rewards
-    return None
-
-
-def read_episodes(table: ReplayBuffer) -> Iterator[Episode]:
-    """Yield the episodes of a table, each with the observation after its last step if it is known.
+def read_episodes(table: ReplayBuffer) -> Iterator[dict[str, Any]]:
+    """Yield the episodes of a table as `from_episodes` takes them, without stacks, and with the
+    observation after the last step if it is known.
 
     One that goes on, or whose later steps are gone, is truncated after the last step there is.
 
@@ -103,46 +88,41 @@ def read_episodes(table: ReplayBuffer) -> Iterator[Episode]:
     ConfigError
         For a table of another process, and for steps that went while they were read.
     """
-    found = episodes_of(table)
-    schema = table.schema
-    if schema is None:
-        return
+    found = drawable_steps(table)
+    order = np.argsort(found.episode, kind="stable")
     steps_alone = None if table.view is None else Transitions()
-    for places in np.split(found.order, found.starts[1:]) if len(found.starts) else ():
+    for places in np.split(order, np.cumsum(np.bincount(found.episode)))[:-1]:
         batch = table.get(found.ids[places], view=steps_alone)
         if gone := len(places) - len(batch["index"]):
             raise ConfigError(
                 f"{gone} steps were overwritten while the table was "
                 "read: let no writer add meanwhile, or save() it and read the checkpoint"
             )
-        yield _episode(schema, batch, int(found.flags[places[-1]]))
+        assert table.schema is not None
+        yield _columns(table.schema, batch, int(found.flags[places[-1]]))
 
 
-def _episode(schema: Schema, batch: dict[str, Any], flags: int) -> Episode:
-    """Return an episode from its rows: without stacks, which a table makes."""
+def _columns(schema: Schema, batch: dict[str, Any], flags: int) -> dict[str, Any]:
     root = schema.structure
     assert root is not None
-    newest = [(slice(None), -1) if field.stack > 1 else slice(None) for field in schema.fields]
     leaves = schema.leaves({name: batch[name] for name in root.keys})
-    steps = schema.rebuild([leaf[at] for leaf, at in zip(leaves, newest, strict=True)])
-    final = None
-    shown = [(f.next, at) for f, at in zip(schema.fields, newest, strict=True) if f.next]
-    if (
-        "obs" in steps
-        and len({name for name, _ in shown}) == 1
-        and (flags & r.AWAITS or not flags & r.TERMINATED)
-    ):
-        structure, after = tree.structure_of(steps["obs"]), batch[shown[0][0]]
+    newest = [
+        leaf[:, -1] if field.stack > 1 else leaf
+        for leaf, field in zip(leaves, schema.fields, strict=True)
+    ]
+    made: dict[str, Any] = schema.rebuild(newest)
+    last, terminated = at_last(len(newest[0])), bool(flags & r.TERMINATED)
+    made["terminated"] = last & terminated
+    made["truncated"] = last & (bool(flags & r.TRUNCATED) or not flags & r.ENDS)
+    shown = {field.next for field in schema.fields if field.next}
+    if "obs" in made and len(shown) == 1 and (flags & r.AWAITS or not terminated):
+        structure, after = tree.structure_of(made["obs"]), batch[shown.pop()]
         if tree.structure_of(after) == structure:
-            leaves = list(tree.leaves(after, structure))
-            final = [leaf[at][-1] for leaf, (_, at) in zip(leaves, shown, strict=True)]
-            final = tree.rebuild(structure, final)
-    rest = {name: one for name, one in steps.items() if name not in ("terminated", "truncated")}
-    truncated = bool(flags & r.TRUNCATED) or not flags & r.ENDS
-    return Episode(rest, final, bool(flags & r.TERMINATED), truncated)
+            pairs = tree.columns(structure, [made["obs"], after])
+            final = [of[-1, -1] if of.ndim > one.ndim else of[-1] for one, of in pairs]
+            made["obs"] = _joined(made["obs"], tree.rebuild(structure, final))
+    return made
 
-
-MissingEnds: TypeAlias = Literal["refuse", "truncate"]
 
 OTHER_NAMES = {
     "obs": "observation observations",
@@ -160,45 +140,17 @@ NEEDED = ("obs", "action", "reward")
 _AFTER = ("next_obs", "final_obs")
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """An episode, whose last step ends it.
-
-    Attributes
-    ----------
-    steps : dict
-        Arrays ``[steps, ...]``, nested as a step is, without ``terminated`` and ``truncated``.
-    final : nested arrays | None
-        The observation after the last step; ``None``: unknown.
-    terminated, truncated : bool
-    """
+class Episode(NamedTuple):
+    """An episode as `Writer.extend` takes it: its steps without their ends, and these."""
 
     steps: dict[str, Any]
-    final: Any
-    terminated: bool
-    truncated: bool
-
-    def __len__(self) -> int:
-        return next(len(leaf) for _, leaf in _leaves("", self.steps))
-
-    def finals(self) -> Any:
-        """Return the final observation for each step, as `Writer.extend` takes it, or ``None``."""
-        if self.final is None:
-            return None
-        return tree.transform(self.final, lambda one: np.broadcast_to(one, (len(self), *one.shape)))
-
-    def columns(self) -> dict[str, Any]:
-        """Return the episode as `from_episodes` takes it."""
-        last = at_last(len(self))
-        made = {**self.steps, "terminated": last & self.terminated}
-        made["truncated"] = last & self.truncated
-        if self.final is not None:
-            made["obs"] = _joined(made["obs"], self.final)
-        return made
+    terminated: Bools
+    truncated: Bools
+    final_obs: Any
 
 
 def episode_of(
-    given: object, place: Place, schema: Schema | None, missing_ends: MissingEnds, drop_last: bool
+    given: object, place: Place, schema: Schema | None, missing_ends: str, drop_last: bool
 ) -> Episode | None:
     """Return an episode of a dict of arrays; ``None`` if no step is left of it. The table checks
     the lengths, dtypes and shapes of its arrays.
@@ -217,25 +169,31 @@ def episode_of(
     BadData
         Names the field and the remedy.
     """
-    shape = None if schema is None else schema.structure
-    fields = {} if shape is None else dict(zip(shape.keys, shape.children, strict=True))
+    if not isinstance(given, Mapping):
+        raise place.error(
+            None, f"it is a {type(given).__name__}: an episode is a dict of arrays [steps, ...]"
+        )
+    fields = {} if schema is None else _children(schema.structure)
     follows = schema is None or any(one.next is not None for one in schema.fields)
+    after_too = ("obs", *_AFTER) if follows or "next_obs" in fields else ()
     values: dict[str, Any] = {}
-    for name, value in _named(given, place).items():
-        if schema is not None:
-            shown = name in ("obs", *_AFTER) and (follows or "next_obs" in fields)
-            if name not in fields and name not in END_FIELDS[:2] and not shown:
-                continue
-            value = _within(value, fields.get("obs" if name in _AFTER else name))
-        values[name] = _arrays(value, name, place)
+    for key, value in given.items():
+        name = NAMES.get(str(key), str(key))
+        if name in values:
+            raise place.error(name, f"it is given twice, once as {key!r}: leave one of them out")
+        if schema is None or name in (*fields, *END_FIELDS[:2], *after_too):
+            structure = fields.get("obs" if name in _AFTER else name)
+            values[name] = _arrays(value, name, structure, place)
     for name in [one for one in fields if one not in (*END_FIELDS, *_AFTER)] or NEEDED:
         if name not in values:
             names = " or ".join((name, *OTHER_NAMES.get(name, "").split()))
             there = ", ".join(values) or "none"
             raise place.error(name, f"it is missing, there are {there}: give it as {names}")
     steps = _steps_of(values, place)
-    for name in values.keys() & {"info", "infos"}:
-        values[name] = after_steps(values[name], steps)
+    for name in values.keys() & {"info", "infos"}:  # of one more the first is that of the reset
+        values[name] = tree.transform(
+            values[name], lambda one: one[1:] if one.shape[:1] == (steps + 1,) else one
+        )
     ends = {name: _ends(values.get(name), name, steps, place) for name in END_FIELDS}
     if not any(ends.values()):
         if missing_ends == "refuse":
@@ -263,8 +221,12 @@ def episode_of(
         if steps == 1:
             return None
         after, columns = _cut(columns["obs"], slice(1, None)), _cut(columns, slice(-1))
-    final = _cut(after, -1) if follows and after is not None else None
-    return Episode(columns, final, terminated, ends["truncated"])
+    last = at_last(len(np.atleast_1d(next(_leaves("", columns))[1])))
+    final = None
+    if follows and after is not None:
+        rows = (len(last),)
+        final = tree.transform(after, lambda one: np.broadcast_to(one[-1], rows + one.shape[1:]))
+    return Episode(columns, last & terminated, last & ends["truncated"], final)
 
 
 def at_last(steps: int) -> Bools:
@@ -273,31 +235,20 @@ def at_last(steps: int) -> Bools:
     return last
 
 
-def after_steps(value: Any, steps: int) -> Any:
-    """Return infos of steps: of one more than there are steps the first is that of the reset."""
-    return tree.transform(value, lambda one: one[1:] if np.shape(one)[:1] == (steps + 1,) else one)
+def _children(structure: tree.Structure) -> dict[Any, tree.Structure]:
+    return {} if structure is None else dict(zip(structure.keys, structure.children, strict=True))
 
 
-def _named(given: object, place: Place) -> dict[str, Any]:
-    """Return the fields of an episode under their names in a table."""
-    if not isinstance(given, Mapping):
-        raise place.error(
-            None, f"it is a {type(given).__name__}: an episode is a dict of arrays [steps, ...]"
-        )
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        name = NAMES.get(str(key), str(key))
-        if name in found:
-            raise place.error(name, f"it is given twice, once as {key!r}: leave one of them out")
-        found[name] = value
-    return found
-
-
-def _arrays(value: Any, name: str, place: Place) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _arrays(one, f"{name}.{key}", place) for key, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_arrays(one, f"{name}.{i}", place) for i, one in enumerate(value))
+def _arrays(value: Any, name: str, structure: tree.Structure, place: Place) -> Any:
+    """Return (nested) arrays, without those that ``structure`` lacks; ``None`` lacks none."""
+    if isinstance(value, Mapping | tuple):
+        children = _children(structure)
+        made = {
+            key: _arrays(one, f"{name}.{key}", children.get(key), place)
+            for key, one in (value.items() if isinstance(value, Mapping) else enumerate(value))
+            if structure is None or key in children
+        }
+        return made if isinstance(value, Mapping) else tuple(made.values())
     try:
         array = tensors.to_array(value)
     except (ValueError, SchemaError) as error:  # of unequal length, or masked
@@ -353,31 +304,22 @@ def _after(values: dict[str, Any], steps: int, follows: bool, place: Place) -> A
     try:
         if name == "final_obs":
             return _joined(_cut(obs, slice(1, None)), values[name])
-        structure = tree.structure_of(obs)
-        for before, leaf in tree.columns(structure, [obs, values[name]]):
-            wrong = ~((leaf[:-1] == before[1:]) | ((leaf[:-1] != leaf[:-1]) & np.isnan(before[1:])))
-            for at in np.argwhere(wrong)[:1, :1].flat if follows else ():
-                raise place.error(
-                    name,
-                    f"that of step {at} is not the observation of step {at + 1}, so that these "
-                    "steps do not follow each other: give a schema with next_obs as a field of its "
-                    "own, without Field(next=...)",
-                )
-    except (tree.Misfit, ValueError) as error:
+        linked = all(
+            np.array_equal(before[1:], leaf[:-1], equal_nan=True)
+            for before, leaf in tree.columns(tree.structure_of(obs), [obs, values[name]])
+        )
+    except (tree.Misfit, TypeError, ValueError) as error:
         raise place.error(
             name, f"it is built otherwise than obs ({error}): give both alike"
         ) from None
+    if follows and not linked:
+        raise place.error(
+            name,
+            f"its values are not those of obs one step later, so that the {steps} steps do not "
+            "follow each other: give a schema with next_obs as a field of its own, without "
+            "Field(next=...)",
+        )
     return values[name]
-
-
-def _within(value: Any, structure: tree.Structure) -> Any:
-    """Return nested values without those that ``structure`` lacks."""
-    if structure is None or not isinstance(value, dict | tuple):
-        return value
-    children = dict(zip(structure.keys, structure.children, strict=True))
-    if isinstance(value, dict):
-        return {k: _within(one, children[k]) for k, one in value.items() if k in children}
-    return tuple(_within(one, children.get(i)) for i, one in enumerate(value))
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Array]]:
@@ -393,13 +335,13 @@ def _joined(steps: Any, final: Any) -> Any:
     """Return observations with one more at their end."""
     structure = tree.structure_of(steps)
     pairs = tree.columns(structure, [steps, final])
-    return tree.rebuild(structure, [np.concatenate([one, last[None]]) for one, last in pairs])
+    return tree.rebuild(structure, [np.append(one, last[None], 0) for one, last in pairs])
 
 
-def schema_of(columns: Mapping[str, Any], float_dtype: np.dtype[Any] | None) -> Schema:
+def schema_of(episode: Episode, float_dtype: np.dtype[Any] | None) -> Schema:
     """Return the schema of an episode: its observations show what follows them."""
-    ends = dict.fromkeys(END_FIELDS[:2], at_last(len(next(_leaves("", columns))[1])))
-    schema = storable(schema_of_columns({**columns, **ends}))
+    ends = {"terminated": episode.terminated, "truncated": episode.truncated}
+    schema = storable(schema_of_columns({**episode.steps, **ends}))
     fields = []
     for field in schema.fields:
         if float_dtype is not None and field.dtype.kind == "f":

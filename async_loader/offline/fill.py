@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping, Sized
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, ConfigError, SchemaError
 from async_loader.offline.bad_data import Place
-from async_loader.offline.episode import Episode, MissingEnds, at_last, episode_of, schema_of
+from async_loader.offline.episode import Episode, episode_of, schema_of
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.schema import Schema
 from async_loader.table import Table, is_table
+from async_loader.validation import one_of
 
 
 def from_episodes(episodes: Iterable[Mapping[str, Any]], **options: Any) -> Any:
@@ -89,7 +90,7 @@ def import_episodes(
     into: Any = None,
     capacity: int | str | None = None,
     schema: Any = None,
-    missing_ends: MissingEnds = "refuse",
+    missing_ends: str = "refuse",
     float_dtype: Any = None,
     progress: bool = False,
     timeout_s: float | None = None,
@@ -113,8 +114,7 @@ def import_episodes(
         Names a keyword that a new table does not have.
     ConfigError, SchemaError, BadData
     """
-    if missing_ends not in get_args(MissingEnds):
-        raise ConfigError(f"missing_ends={missing_ends!r}: it is 'refuse' or 'truncate'")
+    one_of("missing_ends", missing_ends, ("refuse", "truncate"))
     if into is not None:
         if not is_table(into):
             raise ConfigError(f"into={into!r}: it is a table, as ReplayBuffer(...)")
@@ -143,7 +143,7 @@ def import_episodes(
     if into is None and capacity is None:
         if steps is None or episodes is None:
             everything = list(found)
-            steps, episodes = sum(len(one) for _, one in everything), len(everything)
+            steps, episodes = sum(len(one.terminated) for _, one in everything), len(everything)
             found = (one for one in everything)
         capacity = steps + episodes  # an observation after an episode takes a row
     first = next(found, None)
@@ -152,7 +152,7 @@ def import_episodes(
     learned = wanted
     if learned is None:
         try:
-            learned = schema_of(first[1].steps, floats)
+            learned = schema_of(first[1], floats)
         except SchemaError as error:
             raise first[0].misfit(error) from None
     every = itertools.chain([first], found)
@@ -181,13 +181,12 @@ def _fill(
     writer = table.writer(schema=schema if table.schema is None else None)
     try:
         for place, episode in episodes:
-            count = len(episode)
             try:
                 writer.extend(
                     episode.steps,
-                    terminated=at_last(count) & episode.terminated,
-                    truncated=at_last(count) & episode.truncated,
-                    final_obs=episode.finals(),
+                    terminated=episode.terminated,
+                    truncated=episode.truncated,
+                    final_obs=episode.final_obs,
                     timeout_s=timeout_s,
                 )
             except SchemaError as error:
@@ -199,19 +198,19 @@ def _fill(
     writer.close(timeout_s)
 
 
-def check_names(argument: str, given: object) -> None:
-    """Raise ConfigError for a text, whose letters would be taken as names."""
-    if isinstance(given, str):
-        raise ConfigError(f"{argument}={given!r}: it is a list of names, as {argument}=[{given!r}]")
-
-
-def put(made: dict[str, Any], name: str, value: Any) -> None:
-    """Put a value under a name with slashes into nested dicts. Raises ValueError if it is taken."""
-    *groups, leaf = name.split("/")
-    for group in groups:
-        made = made.setdefault(group, {})
-        if not isinstance(made, dict):
-            raise ValueError(f"{name} lies within {group}, which is an array")
-    if leaf in made:
-        raise ValueError(f"{name} is an array, and others lie within it")
-    made[leaf] = value
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values under names with slashes as nested dicts. Raises ValueError for a name within
+    an array's.
+    """
+    made: dict[str, Any] = {}
+    for name, value in flat.items():
+        *groups, leaf = name.split("/")
+        inner = made
+        for group in groups:
+            inner = inner.setdefault(group, {})
+            if not isinstance(inner, dict):
+                raise ValueError(f"{name} lies within {group}, which is an array")
+        if leaf in inner:
+            raise ValueError(f"{name} is an array, and others lie within it")
+        inner[leaf] = value
+    return made

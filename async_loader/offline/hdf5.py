@@ -4,6 +4,9 @@ through Minari itself.
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +17,8 @@ import numpy as np
 from async_loader import tree
 from async_loader.errors import ConfigError, of_extra
 from async_loader.offline.bad_data import Place
-from async_loader.offline.episode import NAMES, NEEDED, after_steps, read_episodes
-from async_loader.offline.fill import check_names, import_episodes, put
+from async_loader.offline.episode import NAMES, NEEDED, read_episodes
+from async_loader.offline.fill import import_episodes, nested
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
 
@@ -53,7 +56,6 @@ def from_minari(dataset: Any, *, extra: Sequence[str] = (), **options: Any) -> R
     MissingExtra
         If Minari is not installed.
     """
-    check_names("extra", extra)
     if isinstance(dataset, str | bytes | os.PathLike):
         place = Place(path_of("dataset", dataset))
         dataset = _load(place)
@@ -108,14 +110,12 @@ def to_minari(table: ReplayBuffer, name: str, **options: Any) -> Any:
     minari = of_extra("minari", "offline")
     buffer_of = of_extra("minari.data_collector", "offline").EpisodeBuffer
     buffers = []
-    for number, episode in enumerate(read_episodes(table)):
-        if missing := [name for name in NEEDED if name not in episode.steps]:
+    for number, columns in enumerate(read_episodes(table)):
+        if missing := [name for name in NEEDED if name not in columns]:
             raise ConfigError(f"the table has no field {missing[0]!r}, which Minari needs")
-        columns = episode.columns()
-        if episode.final is None:
-            columns["obs"] = tree.transform(
-                columns["obs"], lambda leaf: np.concatenate([leaf, leaf[-1:]])
-            )
+        more = tree.transform(columns["obs"], lambda leaf: np.append(leaf, leaf[-1:], 0))
+        one_more = operator.itemgetter(slice(len(columns["terminated"]) + 1))
+        columns["obs"] = tree.transform(more, one_more)
         values = [columns[name] for name in (*NEEDED, "terminated", "truncated")]
         fields = dict(zip(_ARRAYS, values, strict=True))
         buffers.append(buffer_of(id=number, infos={}, **fields))
@@ -142,13 +142,13 @@ def _read(
             one = next(iter(dataset.storage.get_episodes([number])))
             made = {name: one[name] for name in _ARRAYS}
         for name in extra:
-            value: Any = one
-            for part in name.split("/"):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is None:
-                raise here.error(name.replace("/", "."), "it is missing: leave it out of extra=")
-            put(made, name, after_steps(value, len(made["rewards"])))
-        yield here, made
+            try:
+                made[name] = functools.reduce(operator.getitem, name.split("/"), one)
+            except (KeyError, TypeError):
+                raise here.error(
+                    name.replace("/", "."), "it is missing: leave it out of extra="
+                ) from None
+        yield here, nested(made)
 
 
 _NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -185,24 +185,19 @@ def from_hdf5(
     MissingExtra
         If h5py is not installed.
     """
-    check_names("extra", extra)
     path = path_of("path", path)
     place = Place(path)
     arrays = _arrays(path, extra, place)
     rows = len(arrays["rewards"])
     ended = np.zeros(rows, np.bool_)
     for name in arrays.keys() & {"terminals", "timeouts"}:
-        ended |= (arrays[name].reshape(rows, -1) != 0).any(axis=1)
+        ended |= (arrays[name] != 0).any(axis=tuple(range(1, arrays[name].ndim)))
     cuts = np.flatnonzero(ended[:-1]) + 1
-    bounds = np.concatenate([[0], cuts, [rows] if rows else []]).astype(int)
-
-    def episode(number: int) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        for name, array in arrays.items():
-            put(made, name, array[bounds[number] : bounds[number + 1]])
-        return made
-
-    given = ((Place(path, number), episode(number)) for number in range(len(bounds) - 1))
+    bounds = [0, *cuts.tolist(), rows]
+    given = (
+        (Place(path, number), nested({name: one[start:stop] for name, one in arrays.items()}))
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds))
+    )
     return import_episodes(  # type: ignore[no-any-return]
         given,
         place,

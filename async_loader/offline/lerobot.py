@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,8 @@ from async_loader.offline.bad_data import Place
 from async_loader.offline.lerobot_files import (
     Array,
     Kind,
-    VideoFile,
     features_of,
+    open_video,
     paths_of,
     read_columns,
     read_episodes,
@@ -45,7 +46,6 @@ set_public_names(globals())
 Ids = npt.NDArray[np.int64]
 _TOLERANCE = 1e-4
 """Seconds between a frame and where it is looked for: what LeRobot allows."""
-_OPEN_FILES = 8
 
 
 class _Videos(NamedTuple):
@@ -145,11 +145,10 @@ class LeRobotSource:
             for key, shape in shapes.items()
         }
         numbers = SharedArrays([columns[name].astype(dtype) for name, (dtype, _) in kinds.items()])
-        images: dict[str, Kind] = {name: ("uint8", shape) for name, shape in shapes.items()}
-        schema = _schema({**kinds, **images}, shown)
         self._reader = LeRobotReader(
-            schema, numbers, tuple(kinds), videos, shown, start, stop, self.fps
+            _schema(features, shown), numbers, tuple(kinds), videos, shown, start, stop, self.fps
         )
+        weakref.finalize(self._reader, open_video.cache_clear)
         self._rng = np.random.default_rng(seed)
 
     def __len__(self) -> int:
@@ -193,13 +192,6 @@ class LeRobotReader(SchemaReader):
     stop: Ids
     fps: float
 
-    def __post_init__(self) -> None:
-        # by process: a fork shares the place in a file with its parent
-        self._open: OrderedDict[tuple[int, Path], VideoFile] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_open": OrderedDict()}
-
     def read(self, index: Ids, into: Window, seed: Seed) -> None:
         """Fill ``into`` with the frames of ``index``. Raises BadData for a damaged video."""
         episode = np.searchsorted(self.stop, index, side="right")
@@ -214,7 +206,8 @@ class LeRobotReader(SchemaReader):
             which = np.stack([file, frame]).reshape(2, -1)
             each, place = np.unique(which, axis=1, return_inverse=True)
             for i, (number, at) in enumerate(each.T.tolist()):
-                image = self._file(videos, number).frame(at)
+                path, asks = videos.paths[number], (os.getpid(), threading.get_ident())
+                image = open_video(path, videos.shape, self.fps, *asks).frame(at)
                 fields[name][(place.reshape(frame.shape) == i).nonzero()] = image
         fields["index"][...] = index
 
@@ -229,19 +222,9 @@ class LeRobotReader(SchemaReader):
         fields[f"{name}_is_pad"][...] = shown != wanted
         return shown
 
-    def _file(self, videos: _Videos, number: int) -> VideoFile:
-        path = videos.paths[number]
-        key = os.getpid(), path
-        opened = self._open.pop(key, None) or VideoFile(path, videos.shape, self.fps)
-        self._open[key] = opened
-        if len(self._open) > _OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
-        return opened
-
     def close(self) -> None:
         """Close the video files that are open in this process."""
-        while self._open:
-            self._open.popitem()[1].close()
+        open_video.cache_clear()
 
 
 def _of_episodes(start: Ids, stop: Ids, episodes: Sequence[int] | None) -> Ids:
@@ -290,13 +273,11 @@ def _check_times(times: Array, frames: Ids, start: Ids, fps: float, folder: str)
         )
 
 
-def _schema(
-    features: Mapping[str, tuple[str, tuple[int, ...]]], windows: Mapping[str, Ids]
-) -> Schema:
-    kinds = dict(features)
-    for name, frames in windows.items():
-        dtype, shape = kinds[name]
-        kinds[name] = dtype, (len(frames), *shape)
-        kinds[f"{name}_is_pad"] = "bool", (len(frames),)
-    fields = {name: Field(shape, dtype) for name, (dtype, shape) in kinds.items()}
+def _schema(features: Mapping[str, Kind], windows: Mapping[str, Ids]) -> Schema:
+    fields = {}
+    for name, (dtype, shape) in features.items():
+        window = windows[name].shape if name in windows else ()
+        fields[name] = Field((*window, *shape), "uint8" if dtype == "video" else dtype)
+        if window:
+            fields[f"{name}_is_pad"] = Field(window, "bool")
     return Schema.of(fields).with_field("index", np.int64)

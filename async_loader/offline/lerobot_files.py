@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ Kind = tuple[str, tuple[int, ...]]
 _AHEAD = 32
 """Frames that are decoded on the way, where a jump to a key frame would not pay."""
 _NOWHERE = 1 << 62
+_OPEN_FILES = 8
 
 
 def read_info(root: Path) -> dict[str, Any]:
@@ -120,6 +123,7 @@ class VideoFile:
         self._place, self._shape, self._fps = Place(str(path)), shape, fps
         with self._place.reading("video"):
             self._container: Any = of_extra("av", "lerobot").open(str(path))
+            weakref.finalize(self, self._container.close)
             self._stream: Any = self._container.streams.video[0]
         self._stream.codec_context.thread_count = 1  # workers decode beside each other
         self._decoded: Iterator[Any] = iter(())
@@ -145,6 +149,16 @@ class VideoFile:
                     break
             raise EOFError("the file does not have it")
 
-    def close(self) -> None:
-        """Close the file."""
-        self._container.close()
+
+@lru_cache(_OPEN_FILES)
+def open_video(
+    path: Path, shape: tuple[int, ...], fps: float, process: int, thread: int
+) -> VideoFile:
+    """Return an open file of this thread alone, also after a fork, which shares the place in it.
+
+    Parameters
+    ----------
+    process, thread : int
+        Those that ask.
+    """
+    return VideoFile(path, shape, fps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from async_loader import tree
 from async_loader.errors import ConfigError
 from async_loader.offline.bad_data import Place
 from async_loader.offline.episode import read_episodes
-from async_loader.offline.fill import import_episodes, put
+from async_loader.offline.fill import import_episodes, nested
 from async_loader.replay.array_types import Array
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.validation import path_of
@@ -44,17 +43,15 @@ def from_npz(path: str | os.PathLike[str], **options: Any) -> ReplayBuffer:
         As `from_episodes`, with the file's name; and for files that cannot be read, or none.
     """
     path = path_of("path", path)
-    folder = Path(path).is_dir()
-    files = sorted(Path(path).glob("*.npz") if folder else map(Path, glob.glob(path)))
+    folder = Path(path)
+    files = sorted(folder.glob("*.npz") if folder.is_dir() else map(Path, glob.glob(path)))
     if not files:
-        there = (
-            "there are no npz files in this folder" if folder else "there is no such folder or file"
+        raise Place(path).error(
+            None, "there are no npz files: correct the path of the folder, or the pattern"
         )
-        raise Place(path).error(None, f"{there}: correct the path or the pattern")
     given = ((Place(str(file), i), _read(file, i)) for i, file in enumerate(files))
-    count = len(files)
     return import_episodes(  # type: ignore[no-any-return]
-        given, Place(path), episodes=count, **options
+        given, Place(path), episodes=len(files), **options
     )
 
 
@@ -67,7 +64,8 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     without stacks, with ``terminated`` and ``truncated``, and with ``next="next_obs"``. Without any
     ``next=`` it is needed, since the files of truncated episodes lack the observation after them.
     Files hold the steps that can be drawn: where a stack shows others, which were deleted or
-    overwritten, it is padded when the file is read (`save` keeps them).
+    overwritten, it is padded when the file is read (`save` keeps them). If a write fails, the files
+    before it stay.
 
     Parameters
     ----------
@@ -84,46 +82,27 @@ def to_npz(table: ReplayBuffer, folder: str | os.PathLike[str]) -> list[Path]:
     ------
     ConfigError
         If the folder has npz files, the table is one of another process, or a nested field is a
-        tuple or has a key that would come back as another one.
+        tuple or has a key that would come back as another one; and for a field ``file`` or
+        ``allow_pickle``.
     """
     where = Path(path_of("folder", folder))
     if where.is_dir() and any(where.glob("*.npz")):
         raise ConfigError(f"{where} has npz files already: name an empty folder, or a new one")
     written: list[Path] = []
-    try:
-        for number, episode in enumerate(read_episodes(table)):
-            columns = episode.columns()
-            flat = _flat(columns)
-            if tree.structure_of(_nested(flat)) != tree.structure_of(columns):
-                raise ConfigError(
-                    f"an npz file cannot keep the names of this table's fields ({table.schema}): "
-                    "fields are dicts, not tuples, and keys are strings without '/'"
-                )
-            where.mkdir(parents=True, exist_ok=True)
-            file = where / f"episode-{number:08d}.npz"
-            written.append(file)
-            with zipfile.ZipFile(file, "w") as archive:  # np.savez has a parameter "file"
-                for name, array in flat.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as into:
-                        np.lib.format.write_array(into, np.asarray(array), allow_pickle=False)
-    except BaseException:
-        for file in written:
-            file.unlink(missing_ok=True)
-        raise
+    for number, columns in enumerate(read_episodes(table)):
+        structure = tree.structure_of(columns)
+        names = ("/".join(map(str, path)) for path in tree.paths(structure))
+        flat = dict(zip(names, tree.leaves(columns, structure), strict=True))
+        if flat.keys() & {"file", "allow_pickle"} or tree.structure_of(nested(flat)) != structure:
+            raise ConfigError(
+                f"an npz file cannot keep the names of this table's fields ({table.schema}): "
+                "fields are dicts, not tuples, keys are strings without '/', and none is 'file' or "
+                "'allow_pickle'"
+            )
+        where.mkdir(parents=True, exist_ok=True)
+        written.append(where / f"episode-{number:08d}.npz")
+        np.savez(written[-1], **flat)
     return written
-
-
-def _flat(columns: dict[str, Any]) -> dict[str, Array]:
-    structure = tree.structure_of(columns)
-    names = ("/".join(map(str, path)) for path in tree.paths(structure))
-    return dict(zip(names, tree.leaves(columns, structure), strict=True))
-
-
-def _nested(flat: dict[str, Array]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, array in flat.items():
-        put(made, name, array)
-    return made
 
 
 def _read(file: Path, number: int) -> Any:
@@ -137,4 +116,4 @@ def _read(file: Path, number: int) -> Any:
                     if "pickle" not in str(error):
                         raise
                     flat[name] = np.empty(0, object)  # refused unless a schema leaves it out
-        return _nested(flat)
+        return nested(flat)

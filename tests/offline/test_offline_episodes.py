@@ -120,7 +120,7 @@ def test_a_schema_chooses_fields_and_dtypes_and_options_reach_the_table():
 def test_next_observations_of_steps_that_do_not_follow_each_other_need_a_field():
     one = episode(4)
     loose = {**one, "obs": one["obs"][:-1], "next_obs": one["obs"][:-1] + 1}
-    with pytest.raises(BadData, match=r"episode 0, field 'next_obs': that of step 0"):
+    with pytest.raises(BadData, match=r"episode 0, field 'next_obs': its values are not"):
         from_episodes([loose])
     schema = {
         "obs": Field((3,), "float32"), "next_obs": Field((3,), "float32"), "reward": "float64",
