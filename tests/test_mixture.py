@@ -382,3 +382,20 @@ def test_closing_ends_the_sources_made_here_and_no_other():
     with pytest.raises(CannotSend, match="stays in the process"):
         pickle.dumps(mixture)
     assert repr(mixture) == "<Mixture 0.5 of ReplaySource, 0.5 of ReplayBuffer closed>"
+
+
+def test_rows_of_a_queue_that_a_mixture_delivered_come_again_with_the_mark_alone():
+    with connect("embedded", tables={"q": {"queue": 64, "schema": {"x": "int64"}}}) as client:
+        with client.table("q").writer() as writer:
+            writer.extend(x=np.arange(40))
+        other = ReplayBuffer(100, {"x": "int64"})
+        other.extend(x=np.full(50, -1))
+        with contextlib.closing(client.table("q").source()) as source:
+            mixture = Mixture([(source, 0.5), (other, 0.5)], seed=0)
+            with AsyncDataLoader(mixture, 3) as loader:
+                had = {int(x) for _ in range(3) for x in next(loader)["x"] if x >= 0}
+        again = {}
+        while len(had | again.keys()) < 40:
+            batch = client.table("q").sample(1, timeout_s=60)
+            again[int(batch["x"][0])] = bool(batch["redelivered"][0])
+    assert all(again[x] for x in had & again.keys())

@@ -38,12 +38,14 @@ def fields_of(schema: Schema | None) -> list[dict[str, Any]]:
 
 def fields_table(fields: Sequence[Mapping[str, Any]]) -> Table:
     """Return the fields of `fields_of` as a table."""
+    from rich.markup import escape
     from rich.table import Table
 
     shown = Table("field", "dtype", "shape", "stack", "next", header_style="bold")
     for one in fields:
         shape = str(one["shape"])
-        shown.add_row(one["name"], one["dtype"], shape, str(one["stack"]), one["next"] or "")
+        names = escape(one["name"]), escape(one["next"] or "")
+        shown.add_row(names[0], one["dtype"], shape, str(one["stack"]), names[1])
     return shown
 
 

@@ -16,7 +16,6 @@ from async_loader.name_hints import (
     misplaced_fields,
 )
 from async_loader.replay import checkpoint
-from async_loader.validation import whole
 from async_loader.replay.arguments import folder_of, one_of, positive, size_of
 from async_loader.replay.episode_ends import how_ended
 from async_loader.replay.rate_limiter import (
@@ -41,6 +40,7 @@ from async_loader.schema import Schema, SchemaLike
 from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import Batch, Ids, Streams
+from async_loader.validation import whole
 
 _OF_A_SAVE = ("cls", "path", "number")
 """Arguments of `ReplayBuffer.from_checkpoint` that name a save; all others replace what it says."""

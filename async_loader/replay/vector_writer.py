@@ -12,11 +12,11 @@ import numpy as np
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
+from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
 

@@ -93,8 +93,8 @@ def empty_rows(schema: Schema, count: int) -> list[Array]:
 
 
 class Piece(NamedTuple):
-    """Rows of one source: one array ``[rows, ...]`` for each field of its schema, the lease of their
-    batch, if it has one, and whether the batch ends with them.
+    """Rows of one source: one array ``[rows, ...]`` for each field of its schema, the lease of
+    their batch, if it has one, and whether the batch ends with them.
     """
 
     arrays: list[Array]

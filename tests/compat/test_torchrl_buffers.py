@@ -486,3 +486,13 @@ def test_buffers_with_priorities_have_the_names_and_weights_of_torchrl():
     assert torch.isin(drawn, batch["index"]).float().mean() > 0.7
     with pytest.raises(ConfigError, match="largest"):
         TensorDictPrioritizedReplayBuffer(alpha=1, beta=1, reduction="mean")
+
+
+def test_a_pass_begins_anew_in_a_buffer_of_another_size():
+    one = ReplayBuffer(storage=10, sampler=SamplerWithoutReplacement(), batch_size=2, seed=1)
+    one.extend({"x": torch.arange(13)})
+    one.sample()
+    other = ReplayBuffer(storage=6, sampler=SamplerWithoutReplacement(), batch_size=2)
+    other.load_state_dict(one.state_dict())
+    drawn = [x for _ in range(3) for x in other.sample()["x"].tolist()]
+    assert sorted(drawn) == list(range(7, 13))

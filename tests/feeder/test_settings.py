@@ -233,6 +233,7 @@ class Mine(samplers.Uniform):
         ({"queue": 5, "sampler": "lifo"}, "a queue sets sampler itself: leave it out"),
         ({"queue": 5, "capacity": 3}, "a queue of 5: the table keeps 3 steps"),
         ({"queue": 0}, "size is 0"),
+        ({"capacity": "9" * 400 + "B"}, "capacity"),
         ({"capacity": 9, "view": {"n_steps": 0}}, "tables.t.view: n_steps=0"),
         ("1000", "capacity='1000' has no unit: text is bytes, as in '1000B'"),
     ],

@@ -118,3 +118,10 @@ def test_a_closed_source_that_wanted_priorities_leaves_adding_as_it_was():
     buffer.source(sampler=Prioritized(new_priority="given")).close()
     buffer.add(obs=1.0, reward=0.0)
     assert len(buffer) == 1
+
+
+def test_a_first_reward_beyond_float32_is_refused_by_a_vector_writer_too():
+    writer, no = ReplayBuffer(10).vector_writer(2, autoreset="next_step"), np.zeros(2, np.bool_)
+    step = {"obs": np.zeros((2, 3)), "next_obs": np.zeros((2, 3)), "terminated": no}
+    with pytest.raises(SchemaError, match="reward"):
+        writer.append(**step, reward=np.array([1e300, 1.0]), truncated=no)

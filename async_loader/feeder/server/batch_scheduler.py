@@ -184,10 +184,11 @@ class BatchScheduler:
         send_buffer = (
             None if shared else SendBuffer(form, wanted.together, ahead, limits.message_bytes)
         )
+        own = view in (None, self.table.view)
         reader = ReaderState(
             session, number, self.name, drawing, schema, form, wanted.timeout_s, ahead, send_buffer,
             wanted.wait_s, itself, wanted.masses, versions_in(drawing.schema),
-            (form.schema_id, "" if view in (None, self.table.view) else json.dumps(wanted.view, sort_keys=True)),
+            (form.schema_id, "" if own else json.dumps(wanted.view, sort_keys=True)),
         )  # fmt: skip
         self._readers.add(reader)
         return reader

@@ -22,6 +22,7 @@ from async_loader.feeder import connect
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.periodic_saves import ROWS, RowCount, positions_in, unused_in
+from async_loader.feeder.server.reader_state import OutgoingBatch, RequeuedRows
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
 from async_loader.lifecycle import readable
@@ -315,3 +316,45 @@ def test_rows_of_a_queue_are_marked_after_a_kill_and_not_after_an_end_in_order(t
     with serving(path), connect(address, timeout_s=PATIENCE_S) as client:
         with AsyncDataLoader(client.table("t").source(), 8, timeout_s=PATIENCE_S) as loader:
             assert next(loader)["redelivered"].tolist() == [killed] * 8
+
+
+def test_rows_that_were_used_after_a_save_do_not_come_again(tmp_path):
+    path = settings(tmp_path, 0.05, "{queue: 64, schema: {x: int64}}")
+    folder = tmp_path / "saves" / "t" / "newest"
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(8))
+        with AsyncDataLoader(client.table("t"), 4) as loader:
+            next(loader), next(loader)
+            while not any(len(unused_in(one)) == 8 for one in folder.glob("save-*")):
+                readable([], 0.02)
+    with serving(path) as server, connect(server.address) as client:
+        assert client.status()["checkpoints"]["t"]["restored_rows"] in (0, 4)  # the last in use
+
+
+def test_returned_rows_are_marked_after_a_kill():
+    rows = RequeuedRows()
+    batch = OutgoingBatch(2, [np.arange(2), np.zeros(2, np.bool_)])
+    rows.put((1, ""), batch, seen=False)
+    rows = RequeuedRows.load(rows.dump())
+    rows.mark()
+    assert [one.tolist() for one in rows.get((1, ""))] == [[0, 1], [True, True]]
+
+
+def test_a_get_that_waits_over_a_restart_finds_no_row_by_the_old_ids(tmp_path):
+    path, found = settings(tmp_path), []
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(serving(path))
+        client = stack.enter_context(connect(first.address))
+        write(client, range(20))
+        ids = client.table("t").sample(8)["index"]
+        first.stop()
+        while not first.codes:
+            readable([], 0.01)
+        thread = threading.Thread(target=lambda: found.append(client.table("t").get(ids)))
+        thread.start()
+        (tmp_path / "saves").rename(tmp_path / "gone")
+        second = stack.enter_context(serving(path))
+        with connect(second.address) as other:
+            write(other, range(100, 120))
+        thread.join(PATIENCE_S)
+        assert len(found[0]["index"]) == 0
