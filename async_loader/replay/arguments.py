@@ -77,7 +77,7 @@ def bytes_of(name: str, value: object) -> int:
         raise ConfigError(
             f"{name}={value!r}: a size is a number and a unit, as in '8GiB' or '500MB'"
         )
-    return positive(name, int(min(float(found[1]), MOST) * _UNITS[found[2].upper()]))
+    return positive(name, int(min(float(found[1]), 2.0 * MOST) * _UNITS[found[2].upper()]))
 
 
 def one_of(given: Mapping[str, Any] | None, fields: dict[str, Any], what: str) -> Mapping[str, Any]:
