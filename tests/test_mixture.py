@@ -287,7 +287,9 @@ def test_rows_of_batches_made_elsewhere_come_once_in_order_and_keep_their_lease(
     # the lease of five rows comes with the batch that has the last of them
     for lease, newest in leases:
         assert all(last <= newest for _, last, ends in lease if ends)
-    assert [last for lease, _ in leases for _, last in lease] == list(range(4, len(found), 5))
+    assert [last for lease, _ in leases for _, last, ends in lease if ends] == list(
+        range(4, len(found), 5)
+    )
     assert mixture.hand_out(leases[0][0])
     mixture.settle(leases[0][0])
     source.lends = False
