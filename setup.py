@@ -1,6 +1,7 @@
 """Builds the package with its compiled kernels: the first use of an installation loads them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,21 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 LIMIT_S = 300
+REPOSITORY = "https://github.com/async-loader/async_loader"
+
+
+def long_description() -> str:
+    """README.md, read elsewhere: its links to files of the repository are whole addresses."""
+    readme = Path("README.md").read_text(encoding="utf-8")
+    readme = re.sub(r"(!\[[^]]*\]\()(?!https?:)", rf"\1{REPOSITORY}/raw/main/", readme)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\1{REPOSITORY}/blob/main/", readme)
 
 
 class BuildPy(build_py):
-    """Copies the modules, then compiles the kernels beside them for this Python and processor.
+    """Copies the modules, then compiles the kernels beside them, for any processor of this kind.
 
-    A package without compiled kernels works as well: it compiles them at its first use, which is
-    what a machine with another processor does. So an error here is printed, and the build goes on.
+    A package without compiled kernels works as well: it compiles them at its first use, as it does
+    with another numba. So an error here is printed, and the build goes on.
     """
 
     def run(self) -> None:
@@ -29,6 +38,7 @@ class BuildPy(build_py):
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONDONTWRITEBYTECODE": "1",  # compiled modules are the installer's work
+            "NUMBA_CPU_NAME": "generic",
         }
         environment.pop("NUMBA_CACHE_DIR", None)
         compile_ = [sys.executable, "-m", "async_loader.replay.kernel_build"]
@@ -45,4 +55,9 @@ class WithKernels(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildPy}, distclass=WithKernels)
+setup(
+    cmdclass={"build_py": BuildPy},
+    distclass=WithKernels,
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+)

@@ -61,15 +61,23 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         super().__init__(function)
         if folder is None:
             self.disable()
+        self._generic = False
+
+    def _index_key(self, sig: object, codegen: Any) -> Any:
+        key = super()._index_key(sig, codegen)
+        return (key[0], (key[1][0], "generic", ""), *key[2:]) if self._generic else key
 
     def load_overload(self, sig: object, target_context: Any) -> Any:
         """Return compiled code, ``None`` if no entry can be read."""
         found = None
         try:
-            found = super().load_overload(sig, target_context)
+            # first what the package was built with: it runs on every processor of this kind
+            for self._generic in (True, False):
+                found = found or super().load_overload(sig, target_context)
         except Exception as error:
             # a pickle of unknown content: a file cut short raises nearly anything
             warn_once(f"compiled kernels in {self.cache_path} cannot be read ({error!r})")
+        self._generic = False
         if found is None and "compiling" not in _told:
             _told.add("compiling")
             fact = "compiling replay kernels for this processor, once: this takes about 10 s"
