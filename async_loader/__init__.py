@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import contextlib as _contextlib
-import sys
 from typing import TYPE_CHECKING
-
-if sys.platform != "linux":
-    raise ImportError(
-        "async_loader runs on Linux: use WSL2 on Windows, and a Linux container on macOS"
-    )
 
 from async_loader import errors
 from async_loader.public_names import set_public_names

@@ -74,7 +74,9 @@ def doctor(
 
 @app.command()
 def serve(
-    config: Annotated[Path | None, typer.Option(help="YAML, see docs/guides/feeder.md.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML, as in share/async_loader/configs.")
+    ] = None,
     table: Annotated[
         list[str] | None,
         typer.Option(

@@ -74,7 +74,7 @@ cluster = typer.Typer(
     no_args_is_help=True,
     cls=Group,
 )
-_CONFIG = typer.Option("--config", help="YAML, see docs/guides/cluster-ray.md.")
+_CONFIG = typer.Option("--config", help="YAML, as in share/async_loader/configs.")
 Config = Annotated[Path, _CONFIG]
 MaybeConfig = Annotated[Path | None, _CONFIG]
 Ray = Annotated[

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
-import os
 import platform
-import resource
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -27,18 +24,11 @@ class Finding:
 def examine() -> list[Finding]:
     """Return all findings, in the order in which a user would ask for them."""
     return [
-        Finding("python", platform.python_version()),
-        Finding("platform", f"{platform.system()} {platform.machine()}"),
+        Finding("python", f"{platform.python_version()} on {platform.platform()}"),
         *(Finding(name, _version(name)) for name in ("async_loader", "torch", "numpy")),
         _accelerator(),
-        Finding(
-            "cores",
-            str(len(os.sched_getaffinity(0))),
-        ),
         _memory(),
-        _descriptors(),
         _kernels(),
-        Finding("start method", multiprocessing.get_start_method()),
     ]
 
 
@@ -76,12 +66,6 @@ def _memory() -> Finding:
         else ""
     )
     return Finding("free memory", human(free), remedy)
-
-
-def _descriptors() -> Finding:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = "many workers will be refused: ulimit -n 4096" if limit < 256 else ""
-    return Finding("file descriptors", str(limit), remedy)
 
 
 def _kernels() -> Finding:

@@ -10,6 +10,7 @@ import math
 import numbers
 import os
 import select
+import socket
 import sys
 import threading
 import time
@@ -88,6 +89,8 @@ class Deadline:
 
 def readable(fds: Iterable[int], left_s: float | None) -> set[int]:
     """Wait until a descriptor is readable or hung up and return all such; empty on timeout."""
+    if not hasattr(select, "poll"):  # Windows
+        return set(select.select(list(fds), [], [], left_s)[0])
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -102,8 +105,15 @@ class EventFd:
     """
 
     def __init__(self) -> None:
+        self._pair: tuple[socket.socket, ...] = ()  # not on Linux
         with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
-            self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            if hasattr(os, "eventfd"):
+                self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                return
+            self._pair = socket.socketpair()
+        for end in self._pair:
+            end.setblocking(False)
+        self._fd = self._pair[0].fileno()
 
     def fileno(self) -> int:
         return self._fd
@@ -113,17 +123,25 @@ class EventFd:
         fd = self._fd
         if fd >= 0:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(fd, 1)
+                if self._pair:
+                    self._pair[1].send(b"1")
+                else:
+                    os.eventfd_write(fd, 1)
 
     def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._fd)
+            if self._pair:
+                self._pair[0].recv(1 << 16)
+            else:
+                os.eventfd_read(self._fd)
 
     def close(self) -> None:
         """Close the descriptor. No thread may wait on it any more."""
         # first: an interrupt between here and the end cannot make a number be closed twice
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        for end in self._pair:
+            end.close()
+        if fd >= 0 and not self._pair:
             os.close(fd)
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

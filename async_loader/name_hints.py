@@ -11,7 +11,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from async_loader import hint_tables
 
@@ -266,3 +266,25 @@ def _brief(obj: object) -> str:
         else f"<{type(obj).__qualname__}>"
     )
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+if TYPE_CHECKING:
+    class_only = classmethod
+else:
+
+    class class_only(classmethod):
+        """A classmethod that refuses a call on an object, which it would leave as it is."""
+
+        def __get__(self, one, owner=None):
+            if one is None:
+                return super().__get__(None, owner)
+
+            def refused(*_, **__):
+                from async_loader.errors import ConfigError
+
+                raise ConfigError(
+                    f"{self.__name__}() makes another table, this one stays as it is: call "
+                    "it on the class; load(path) fills this one"
+                )
+
+            return refused

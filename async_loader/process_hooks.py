@@ -37,10 +37,17 @@ from typing import Any, NoReturn, Protocol
 # more than the call.
 _signal: Any = sys.modules["_signal"]
 
-_NAMES = ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-_NUMBERS = tuple(int(getattr(signal, name)) for name in _NAMES if hasattr(signal, name))
+at_fork: Callable[..., None] = getattr(os, "register_at_fork", lambda **_: None)
+"""Windows has no forks."""
+
+
+def _named(*names: str) -> set[int]:
+    return {int(getattr(signal, name)) for name in names if hasattr(signal, name)}
+
+
+_NUMBERS = _named("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """Signals for which programs install handlers that raise."""
-_JOBS = {*_NUMBERS, *map(int, (signal.SIGQUIT, signal.SIGXCPU, signal.SIGVTALRM, signal.SIGPROF))}
+_JOBS = _NUMBERS | _named("SIGQUIT", "SIGXCPU", "SIGVTALRM", "SIGPROF")
 """Signals that another process may have sent to all processes of a job."""
 
 
@@ -144,7 +151,7 @@ def _forget_signals() -> None:
         section.over = True
 
 
-os.register_at_fork(after_in_child=_forget_signals)
+at_fork(after_in_child=_forget_signals)
 
 
 forking = threading.local()
@@ -232,7 +239,7 @@ def _after_fork_in_child() -> None:
 
 
 atexit.register(_close_all)
-os.register_at_fork(
+at_fork(
     before=_around_fork_in_parent,
     after_in_parent=_around_fork_in_parent,
     after_in_child=_after_fork_in_child,

@@ -168,6 +168,14 @@ class Schema:
     fields: tuple[Field, ...]
 
     def __post_init__(self) -> None:
+        for field in self.fields:
+            try:
+                np.empty((0, field.stack, *field.shape), field.dtype)
+            except ValueError as error:
+                raise SchemaError(
+                    f"field {field.name!r} of shape {list(field.shape)}: numpy makes no batches of "
+                    f"it ({error}): use fewer axes, and shorter ones"
+                ) from None
         if not self.fields:
             raise SchemaError("a schema has at least one field, this one has none")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from async_loader.errors import ConfigError
+from async_loader.errors import ConfigError, Unsupported
 
 MOST = 1 << 53
 """The largest count and size: limiters and rates reckon with floats, which skip integers above."""
@@ -74,6 +74,15 @@ def context_of(context: str | BaseContext | None) -> BaseContext:
             f"{', '.join(multiprocessing.get_all_start_methods())}"
         )
     return multiprocessing.get_context(context or multiprocessing.get_start_method())
+
+
+def require_linux(what: str) -> None:
+    """Raise Unsupported where shared memory and descriptors of processes are not to be had."""
+    if not (hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")):
+        raise Unsupported(
+            f"{what} needs Linux 5.3 or later; on this system clients of a feeder work: "
+            "connect('tcp://host:port'), its writers and latest()"
+        )
 
 
 def refuse_start_in_child() -> None:

@@ -14,6 +14,7 @@ from async_loader.feeder.wire import AboutReply, schema_of
 from async_loader.lifecycle import Deadline
 from async_loader.offline.commands import fields_of, fields_table
 from async_loader.shm.limits import human
+from async_loader.validation import require_linux
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,6 +101,7 @@ def serve(settings: ServerSettings, beside: Beside) -> int:
 
     ``beside``: what runs beside the server, see `Beside`.
     """
+    require_linux("a feeder")
     from async_loader.feeder.serving import FeederProcess
 
     server = FeederProcess(settings)

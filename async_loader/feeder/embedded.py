@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from async_loader.errors import Broken, Timeout, Unsupported
+from async_loader.errors import Broken, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_reader import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, EndFlag, readable, seconds
@@ -51,16 +51,9 @@ class Embedded:
     Broken
         If it ended before it was ready; the message has the end of its log.
     Timeout
-    Unsupported
-        If the kernel has no pidfds.
     """
 
     def __init__(self, settings: ServerSettings, timeout_s: float = 300.0) -> None:
-        if not hasattr(os, "pidfd_open"):
-            raise Unsupported(
-                "an embedded feeder needs Linux 5.3 or later: start one with `async-loader serve`, "
-                "and connect to it"
-            )
         self._folder = tempfile.mkdtemp(prefix="async-loader-")  # 0700
         self.address = f"ipc://{self._folder}/feeder"
         bound = msgspec.structs.replace(settings, bind=self.address)

@@ -30,7 +30,6 @@ server.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
@@ -47,7 +46,7 @@ ANSWER_S = 1.0
 """How long a client waits for the answer to an offer: a server gives it within milliseconds, unless
 it is stopped or out of file descriptors.
 """
-SEALS = getattr(fcntl, "F_SEAL_SHRINK", 0) | getattr(fcntl, "F_SEAL_GROW", 0)
+SEALS = 2 | 4  # F_SEAL_SHRINK and F_SEAL_GROW: Windows has no fcntl to name them
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
@@ -95,6 +94,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
                 f"the memory offered has {found.st_size} bytes, {self.nbytes} were announced"
             )
         try:
+            import fcntl
+
             seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
         except (OSError, AttributeError):
             raise Malformed("the memory offered cannot be sealed: offer a memfd") from None

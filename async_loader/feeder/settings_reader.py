@@ -22,8 +22,6 @@ except ImportError as error:
 
 S = TypeVar("S", bound="Settings")
 Keys = tuple[str, ...]
-_DEEPEST = 3
-"""Keys to what is left out to find the other mistakes: as ``tables.NAME.sampler``."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +67,7 @@ def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node |
                 line = _line(node, path)
                 parts = (where, f"line {line}" if line else "", ".".join(path), text)
                 found.append((line, ": ".join(filter(None, parts))))
-            gone.append(path[:_DEEPEST])
+            gone.append(path[:3])  # to what may be wrong by itself, as tables.NAME.sampler
             if _left_out(left, gone[-1]):
                 continue
         if found:

@@ -11,6 +11,7 @@ from async_loader.errors import CannotSend, ConfigError, require
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import (
     by_name,
+    class_only,
     explain_wrong_attributes,
     explain_wrong_names,
     misplaced_fields,
@@ -40,7 +41,7 @@ from async_loader.schema import Schema, SchemaLike
 from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import Batch, Ids, Streams
-from async_loader.validation import whole
+from async_loader.validation import require_linux, whole
 
 _OF_A_SAVE = ("cls", "path", "number")
 """Arguments of `ReplayBuffer.from_checkpoint` that name a save; all others replace what it says."""
@@ -127,6 +128,7 @@ class ReplayBuffer(TableMethods):
         disk: str | os.PathLike[str] | None = None,
     ) -> None:
         require("numba")
+        require_linux("a replay table")
         sampler, remover = (
             Uniform() if sampler is None else sampler,
             Fifo() if remover is None else remover,
@@ -150,7 +152,7 @@ class ReplayBuffer(TableMethods):
         if schema is not None:
             self._table_state.start(Schema.of(schema))
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def queue(
         cls,
@@ -197,7 +199,7 @@ class ReplayBuffer(TableMethods):
         """
         return cls._each_once(Fifo, size, schema, view, capacity, seed)
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def stack(
         cls,
@@ -690,7 +692,7 @@ class ReplayBuffer(TableMethods):
         """
         checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
 
-    @classmethod
+    @class_only
     @explain_wrong_names
     def from_checkpoint(
         cls,

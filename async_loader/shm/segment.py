@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import sys
@@ -25,6 +24,7 @@ from async_loader.errors import ConfigError, OutOfMemory
 from async_loader.process_hooks import SignalsDeferred
 from async_loader.shm import hugepages
 from async_loader.shm.limits import available_bytes, human
+from async_loader.validation import require_linux
 
 
 class Segment:
@@ -62,6 +62,7 @@ class Segment:
         segment._map, segment.nbytes = None, nbytes
         with SignalsDeferred():  # an interrupted call would leave a descriptor that no object owns
             if folder is None:
+                require_linux("shared memory")
                 flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
                 segment._fd = os.memfd_create("async_loader", flags)
             else:
@@ -165,6 +166,8 @@ class Segment:
         """Forbid any change of its size, so that a process that maps it need not trust the one that
         made it.
         """
+        import fcntl  # Windows has none
+
         fcntl.fcntl(
             self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         )

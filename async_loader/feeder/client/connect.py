@@ -18,6 +18,7 @@ from async_loader.feeder.reach import absent
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import explain_wrong_names
 from async_loader.process_hooks import SignalsDeferred
+from async_loader.validation import require_linux
 
 OnDisconnect = Literal["wait", "raise"] | float
 _log = logging.getLogger("async_loader.feeder")
@@ -67,7 +68,7 @@ def connect(
     ConfigError
         The address is wrong, its host is not known, or the keys of feeder and client do not match.
     Unsupported
-        The feeder speaks another version.
+        The feeder speaks another version, or an embedded one is asked for where Linux is not.
     """
     limit, wait_s = seconds("timeout_s", timeout_s), _wait_s(on_disconnect)
     if not isinstance(name, str) or len(name) > _NAME or not name.isprintable():
@@ -113,6 +114,7 @@ def _wait_s(on_disconnect: OnDisconnect) -> float | None:
 def _embedded(
     tables: Mapping[str, Any] | None, name: str, on_disconnect: OnDisconnect, timeout_s: float
 ) -> Client:
+    require_linux("an embedded feeder")
     from async_loader.feeder.embedded import Embedded
     from async_loader.feeder.settings import ServerSettings
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from async_loader import process_hooks
 from async_loader.errors import Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline, EventFd
 
@@ -23,7 +23,7 @@ class _Forks:
 
 
 forks = _Forks()
-os.register_at_fork(after_in_child=forks.born)
+process_hooks.at_fork(after_in_child=forks.born)
 
 
 class Waker:

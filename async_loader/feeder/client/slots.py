@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 
+from async_loader import process_hooks
 from async_loader.batch_layout import BatchLayout
 from async_loader.feeder.memory_offer import Offer
 from async_loader.schema import Schema
@@ -89,4 +89,4 @@ def _around_fork() -> None:
         one.ring.retire_leased()
 
 
-os.register_at_fork(before=_around_fork, after_in_parent=_around_fork)
+process_hooks.at_fork(before=_around_fork, after_in_parent=_around_fork)

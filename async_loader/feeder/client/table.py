@@ -237,7 +237,7 @@ class TableClient(RemoteTable[RemoteSource]):
         try:
             reply: Any = self._ask(body, timeout_s, ids.tobytes(), server)
         except ServerReplaced:  # it has none of them
-            reply = self._ask(Get(table=self.name, count=0, view=wanted), timeout_s, b"")
+            return self._get(ids[:0], view, timeout_s)
         schema, eta, rows = schema_of(reply.body.schema), reply.body.eta, reply.body.rows
         columns = [np.empty((0, *one.shape), one.dtype) for one in schema.fields]
         if rows:

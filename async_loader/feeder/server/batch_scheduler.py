@@ -313,13 +313,6 @@ class BatchScheduler:
                 found.put(reader.kind, batch)
         return found
 
-    @property
-    def count_unused(self) -> int:
-        """How many rows `unused` would return."""
-        return len(self._returned) + sum(
-            batch.rows for reader in self._readers for batch in reader.leases.values()
-        )
-
     def forget_rows(self, returned: RequeuedRows | None = None) -> None:
         """Drop returned rows, and those with learners: the table was cleared or loaded."""
         self._returned = returned or RequeuedRows()

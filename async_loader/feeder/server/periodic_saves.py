@@ -280,7 +280,7 @@ class TableSaves:
 
     def _counts(self) -> tuple[int, ...]:
         stats, entry = self.buffer.stats(), getattr(self, "entry", None)
-        unused = 0 if entry is None else entry.scheduler.count_unused
+        unused = 0 if entry is None else len(entry.scheduler.unused())
         return self._steps_had, stats.sampled, stats.deleted, unused
 
     def begin(self, entry: TableEntry) -> None:

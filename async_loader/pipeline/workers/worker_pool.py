@@ -32,6 +32,7 @@ from async_loader.pipeline.workers.worker_handle import WorkerHandle, unguarded
 from async_loader.process_hooks import SignalsDeferred
 from async_loader.shm.fd_channel import Record
 from async_loader.stats import Meter, StageStats
+from async_loader.validation import require_linux
 
 _GRACE_S = 0.5
 """How long workers may finish what they are doing once the end flag is up, before they are killed.
@@ -76,6 +77,7 @@ class WorkerPool:
         self.busy_s = 0.0
         self._context = context
         self._end = end
+        require_linux("a loader with worker processes")
         self.jobs = JobQueue()
         self._assembler = assembler
         self._config = config

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from async_loader.process_hooks import SignalsDeferred
+from async_loader.process_hooks import SignalsDeferred, at_fork
 
 F = TypeVar("F", bound=Callable[..., Any])
 _REPLAY = Path(__file__).parent.parent
@@ -82,9 +82,7 @@ def _guard_forks() -> None:
     """
     from numba.core.compiler_lock import global_compiler_lock as lock
 
-    os.register_at_fork(
-        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
-    )
+    at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 def served_mark() -> Path | None:

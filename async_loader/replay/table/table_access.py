@@ -4,7 +4,6 @@ waiting calls.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
@@ -12,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from async_loader import process_hooks
 from async_loader.errors import Closed, ConfigError, Unsupported
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base.row_format import LOOKAHEAD
@@ -314,4 +314,4 @@ def _after_fork_in_child() -> None:
         one.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+process_hooks.at_fork(after_in_child=_after_fork_in_child)
