@@ -1,15 +1,14 @@
 """DQN (Mnih et al. 2015) on CartPole-v1 in one file, in the style of CleanRL: one loop that plays
 and learns, with every hyperparameter at its top. A script of CleanRL changes one import.
 
-    python examples/cleanrl_dqn.py                  # ends when 20 episodes reach 450 on average
-    python examples/cleanrl_dqn.py --steps 2000     # some seconds
+    python examples/cleanrl_dqn.py           # ends when 20 episodes reach 450 on average
 
-Needs Stable-Baselines3 (`.[sb3]`), whose replay buffer CleanRL's scripts use. `rb.table` is the
-table below it, which a loader and the views of this package take.
+Needs Stable-Baselines3 (`.[sb3]`), whose replay buffer CleanRL's scripts use.
 """
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from collections import deque
@@ -28,7 +27,6 @@ from async_loader.compat.sb3 import ReplayBuffer
 
 @dataclass
 class Args:
-    env_id: str = "CartPole-v1"
     num_envs: int = 1
     learning_rate: float = 2.3e-3
     buffer_size: int = 50_000
@@ -56,46 +54,28 @@ class QNetwork(nn.Module):
         return self.network(x)
 
 
-def linear_schedule(start_e: float, end_e: float, duration: float, t: int) -> float:
-    return max(end_e, start_e + (end_e - start_e) / duration * t)
-
-
 def main(steps: int = 50_000, seed: int = 1) -> None:
-    """Play and learn until the environments have made this many steps."""
-    args, started = Args(), time.monotonic()
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
+    args, began = Args(), time.monotonic()
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(seed)
     torch.set_num_threads(1)
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
-        gymnasium.make_vec(
-            args.env_id,
-            args.num_envs,
-            "sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-        )
-    )
+    reset = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    envs = gymnasium.make_vec("CartPole-v1", args.num_envs, "sync", vector_kwargs=reset)
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
     envs.action_space.seed(seed)
-    q_network, target_network = QNetwork(envs), QNetwork(envs)
-    target_network.load_state_dict(q_network.state_dict())
+    q_network = QNetwork(envs)
+    target_network = copy.deepcopy(q_network)
     optimizer = torch.optim.Adam(q_network.parameters(), lr=args.learning_rate)
-
     rb = ReplayBuffer(
-        args.buffer_size,
-        envs.single_observation_space,
-        envs.single_action_space,
-        "cpu",
-        n_envs=args.num_envs,
-        handle_timeout_termination=False,
-    )
+        args.buffer_size, envs.single_observation_space, envs.single_action_space, "cpu",
+        n_envs=args.num_envs, handle_timeout_termination=False,
+    )  # fmt: skip
     returns: deque[float] = deque(maxlen=20)
     told, episodes = 0, 0
     obs, _ = envs.reset(seed=seed)
     for global_step in range(0, steps, args.num_envs):
-        epsilon = linear_schedule(
-            args.start_e, args.end_e, args.exploration_fraction * steps, global_step
-        )
-        if random.random() < epsilon:
+        explored = global_step / (args.exploration_fraction * steps)
+        if random.random() < max(args.end_e, args.start_e + (args.end_e - args.start_e) * explored):
             actions = envs.action_space.sample()
         else:
             with torch.inference_mode():
@@ -114,10 +94,9 @@ def main(steps: int = 50_000, seed: int = 1) -> None:
             for _ in range(args.gradient_steps):
                 data = rb.sample(args.batch_size)
                 with torch.no_grad():
-                    target_max = target_network(data.next_observations).amax(1)
-                    over = data.dones.flatten()
-                    td_target = data.rewards.flatten() + args.gamma * target_max * (1 - over)
-                old_val = q_network(data.observations).gather(1, data.actions).squeeze(1)
+                    target_max = target_network(data.next_observations).amax(1, keepdim=True)
+                    td_target = data.rewards + args.gamma * target_max * (1 - data.dones)
+                old_val = q_network(data.observations).gather(1, data.actions)
                 loss = nn.functional.smooth_l1_loss(old_val, td_target)
                 optimizer.zero_grad()
                 loss.backward()
@@ -130,12 +109,10 @@ def main(steps: int = 50_000, seed: int = 1) -> None:
             if np.mean(returns) >= args.solved:
                 break
 
-    spent, recorded = time.monotonic() - started, rb.size() * args.num_envs
-    typer.echo(
-        f"{recorded:,} transitions in the buffer after {spent:.0f} s; "
-        f"mean return of the last {len(returns)} episodes: {np.mean(returns):.1f}"
+    took = (
+        f"{rb.size() * args.num_envs:,} transitions in the buffer, {time.monotonic() - began:.0f} s"
     )
-    envs.close()
+    typer.echo(f"{took}, mean return {np.mean(returns):.1f}")
     rb.close()
 
 

@@ -9,9 +9,14 @@ import runpy
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import msgspec
 import pytest
+
+from async_loader.feeder.serving import FeederProcess
+from async_loader.feeder.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -120,6 +125,26 @@ def test_actors_and_learner_keep_to_the_limiters_ratio():
     assert 500 + (least - buffer) / 32 - waiting <= steps <= 500 + (most + buffer) / 32
     assert least / steps - 1 <= ratio <= most / steps + 1
     assert 0 <= lag <= 60
+
+
+@pytest.mark.slow
+def test_actors_and_learner_meet_at_a_feeder_of_another_address():
+    needs("gymnasium")
+    settings = ServerSettings.from_plain({"replay": 50_000})
+    server = FeederProcess(msgspec.structs.replace(settings, bind="tcp://127.0.0.2:0"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    away = ["--actors", "1", "--no-learner", "--address", server.address]
+    actors = subprocess.Popen(command("feeder_dqn", *away))
+    try:
+        said = run("feeder_dqn", "--actors", "0", "--updates", "30", "--address", server.address)
+    finally:
+        actors.send_signal(signal.SIGINT)
+        actors.wait(60)
+        server.stop()
+        thread.join()
+        server.close()
+    assert said.startswith("30 updates, ")
 
 
 @pytest.mark.slow
