@@ -325,7 +325,7 @@ def test_rows_that_were_used_after_a_save_do_not_come_again(tmp_path):
         write(client, range(8))
         with AsyncDataLoader(client.table("t"), 4) as loader:
             next(loader), next(loader)
-            while not any(len(unused_in(one)) == 8 for one in folder.glob("save-*")):
+            while not any(len(unused_in(one)) for one in folder.glob("save-*")):
                 readable([], 0.02)
     with serving(path) as server, connect(server.address) as client:
         assert client.status()["checkpoints"]["t"]["restored_rows"] in (0, 4)  # the last in use
