@@ -49,6 +49,9 @@ def supported(dtype: np.dtype[Any]) -> bool:
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
 
+_AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
+"""Of an array of numpy."""
+
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Field:
@@ -169,13 +172,12 @@ class Schema:
 
     def __post_init__(self) -> None:
         for field in self.fields:
-            try:
-                np.empty((0, field.stack, *field.shape), field.dtype)
-            except ValueError as error:
+            axes = len(field.shape) + (field.stack > 1) + 1
+            if axes > _AXES:
                 raise SchemaError(
-                    f"field {field.name!r} of shape {list(field.shape)}: numpy makes no batches of "
-                    f"it ({error}): use fewer axes, and shorter ones"
-                ) from None
+                    f"field {field.name!r} has {axes} axes with those of its batch and stack, an "
+                    f"array {_AXES} at most: join some, as by reshape"
+                )
         if not self.fields:
             raise SchemaError("a schema has at least one field, this one has none")
 
