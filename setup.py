@@ -5,13 +5,16 @@ import re
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 LIMIT_S = 300
-REPOSITORY = "https://github.com/async-loader/async_loader"
+_SETTINGS = ConfigParser(interpolation=None)
+_SETTINGS.read("setup.cfg", encoding="utf-8")
+REPOSITORY = _SETTINGS["metadata"]["url"]
 
 
 def long_description() -> str:
