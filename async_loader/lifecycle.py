@@ -41,7 +41,7 @@ def seconds(name: str, value: object) -> float:
         return value
     number: Any = value
     if isinstance(value, numbers.Real) and not isinstance(value, bool) and number >= 0:
-        return float(number)
+        return math.inf if number > LONGEST_S else float(number)  # no float has hundreds of digits
     raise ConfigError(
         f"{name}={value!r}: give seconds, 0 (try once) or more; math.inf waits for ever"
     )
