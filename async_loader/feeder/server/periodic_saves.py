@@ -255,7 +255,6 @@ class TableSaves:
         self._saved_at = 0.0
         self.failed: str | None = None
         self.due = None if every_s is None else clock() + every_s
-        self._saved_counts = self._counts()
 
     def _restore(self) -> None:
         self.lost = had = self._count.before
@@ -279,9 +278,8 @@ class TableSaves:
         return shared_table(self.buffer).steps_had
 
     def _counts(self) -> tuple[int, ...]:
-        stats, entry = self.buffer.stats(), getattr(self, "entry", None)
-        unused = 0 if entry is None else len(entry.scheduler.unused())
-        return self._steps_had, stats.sampled, stats.deleted, unused
+        stats, unused = self.buffer.stats(), self.entry.scheduler.unused()
+        return self._steps_had, stats.sampled, stats.deleted, len(unused)
 
     def begin(self, entry: TableEntry) -> None:
         """Let the loop's entry of the table go on where the save ends."""
