@@ -426,6 +426,8 @@ def main(argv: list[str]) -> None:
     # the end of the zygote ends all roles
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     role, options = argv
+    # a connection may be cut in the middle of its first answer: the warning is right
+    logging.getLogger("async_loader.feeder.client.connect").setLevel(logging.ERROR)
     before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
     gc.collect()  # a table's memory goes with its last reader
