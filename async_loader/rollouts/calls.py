@@ -103,6 +103,15 @@ class RolloutCalls(Requests):
         plain["cost"] = tuple(plain["cost"])
         return Learner(**plain, sampler=text), self._samplers[text]
 
+    def signature(self) -> tuple[Any, ...]:
+        """Return what differs after a change that is saved."""
+        table, counts = self.table, self.table.counts
+        given_back = counts.given_back.total(), counts.ended.total()
+        return (
+            table.next_id, table.version, self.steps.number, counts.drawn, counts.trained,
+            counts.updates, len(table.waiting), given_back, table.count(State.READY),
+        )  # fmt: skip
+
     def by_state(self) -> dict[str, int]:
         """Return how many groups are in each state."""
         found = {one.value: 0 for one in State if one is not State.ENDED}
@@ -198,12 +207,14 @@ def claim(
     name: str,
     most: int,
     done: list[Any],
+    loop: int = 0,
+    turn: int = 0,
 ) -> Answer | None:
     """See `Claims.claim`."""
     schema = calls.table.schema
     task = schema.named("needs", needs), schema.named("give", give), name
     request.why = f"a member with {', '.join(needs)} and without {', '.join(give) or 'a reader'}"
-    return calls.claims.claim(request.client, task, most, done)
+    return calls.claims.claim(request.client, task, most, done, (loop, turn))
 
 
 def unclaim(calls: RolloutCalls, request: Request, members: list[Any]) -> Found:
@@ -265,8 +276,10 @@ def give_back(calls: RolloutCalls, request: Request, part: int, after: int | Non
     return {}
 
 
-def trained(calls: RolloutCalls, request: Request, keys: list[Any]) -> Found:
+def trained(calls: RolloutCalls, request: Request, keys: list[Any], version: int) -> Found:
     """See `GroupTable.skip`."""
+    if version > calls.table.version:
+        calls.publish(version)
     calls.table.skip({(str(name), int(number)) for name, number in keys})
     return {}
 
@@ -309,6 +322,12 @@ def clear(calls: RolloutCalls, request: Request) -> Found:
     return {}
 
 
+def waits(calls: RolloutCalls, request: Request) -> Found:
+    """Return what the draws of this client wait for."""
+    mine = [one for one in calls.requests if one.client == request.client and one.name == "draw"]
+    return {"why": "; ".join(dict.fromkeys(one.why for one in mine))}
+
+
 def status(calls: RolloutCalls, request: Request) -> Found:
     """Return the values of `RolloutStats`."""
     return calls.status(request)
@@ -318,7 +337,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     one.__name__: one
     for one in (
         about, reserve, put, abort, claim, unclaim, update, draw, judge, settle, release_hold,
-        give_back, trained, publish, prioritize, delete, get, clear, status,
+        give_back, trained, publish, prioritize, delete, get, clear, status, waits,
     )
 }  # fmt: skip
 _HINTS = {name: get_type_hints(one) for name, one in CALLS.items()}

@@ -40,13 +40,24 @@ class Claims:
     def __init__(self, table: GroupTable) -> None:
         self.table = table
         self.queues: dict[Task, Queue] = {}
+        self._last: dict[tuple[Hashable, int], tuple[int, list[int]]] = {}
 
     def claim(
-        self, owner: Hashable, task: Task, most: int, done: Iterable[int]
+        self,
+        owner: Hashable,
+        task: Task,
+        most: int,
+        done: Iterable[int],
+        turn: tuple[int, int] = (0, 0),
     ) -> tuple[dict[str, Any], dict[str, Array]] | None:
         """Return members with what they have of the needed fields; ``None``: not yet.
 
-        ``done``: members that were claimed before, and are used.
+        Parameters
+        ----------
+        done : iterable of int
+            Members that were claimed before, and are used.
+        turn : (int, int)
+            The loop of this owner, and its turn: the same one gets the same members.
         """
         needs, give, _ = task
         queue = self.queues.setdefault(task, Queue())
@@ -56,12 +67,16 @@ class Claims:
                 self.table.changed = True
         self._look(queue, needs, give)
         found: list[int] = []
+        last = self._last.get((owner, turn[0]))
+        if turn[0] and last is not None and last[0] == turn[1]:  # its answer was lost
+            found = [number for number in last[1] if queue.claimed.get(number) == owner]
         while queue.ids and len(found) < most:
             number = queue.ids.popleft()
             group = self.table.groups.get(number >> MEMBER_BITS)
             if group is not None and group.state is State.READY:
                 found.append(number)
                 queue.claimed[number] = owner
+        self._last[owner, turn[0]] = turn[1], found
         if not found:
             waits = queue.claimed or any(
                 one.state is State.READY and one.id not in queue.known
@@ -99,6 +114,8 @@ class Claims:
     def give_back(self, client: Hashable, ids: Iterable[int] | None = None) -> None:
         """Return members that a client has claimed and not used."""
         wanted = None if ids is None else set(ids)
+        if wanted is None:
+            self._last = {key: one for key, one in self._last.items() if key[0] != client}
         for queue in self.queues.values():
             back = [
                 number

@@ -200,12 +200,18 @@ class RolloutMethods:
         """
         port, wanted = self._port, (needs, give)
         needs, give = ([one] if isinstance(one, str) else list(one) for one in wanted)
-        task = {"needs": needs, "give": give, "name": name, "most": whole("ahead", ahead, 1)}
+        task = {
+            "needs": needs, "give": give, "name": name, "most": whole("ahead", ahead, 1),
+            "loop": ticket(),
+        }  # fmt: skip
+        turns = itertools.count()
         done: list[int] = []
         open_: list[int] = []
         try:
             while True:
-                pending = port.ask("claim", {**task, "done": done}, wait_s=timeout_s)
+                pending = port.ask(
+                    "claim", {**task, "done": done, "turn": next(turns)}, wait_s=timeout_s
+                )
                 head, arrays = port.answer(pending, timeout_s)
                 if "end" in head:
                     return
@@ -304,11 +310,20 @@ class RolloutMethods:
         """Note that all batches that this process was given are trained."""
         self._settle(hold=False)
 
-    def _settle(self, hold: bool) -> None:
-        """As `settle`; ``hold``: the next step waits for the version that is published now."""
-        for source in list(self._sources):
-            if used := source.used():
-                self._ask("settle", part=used[0], step=used[1], hold=hold)
+    def _settle(self, hold: bool) -> bool:
+        """As `settle`; ``hold``: the next step waits for the version that is published now.
+
+        Return whether there was anything.
+        """
+        used = [one for one in (source.used() for source in list(self._sources)) if one]
+        for part, step in used:
+            self._ask("settle", part=part, step=step, hold=hold)
+        return bool(used)
+
+    def _release_hold(self) -> bool:
+        """No version follows."""
+        self._ask("release_hold")
+        return True
 
     # -- by id -------------------------------------------------------------------------------------
 

@@ -59,6 +59,9 @@ class Port(Protocol):
     def why(self, pending: Any) -> str:
         """Return what a call waits for."""
 
+    def explain(self, pending: Any) -> str:
+        """As `why`, where it may take a moment."""
+
     def due_s(self) -> float:
         """Return the seconds after which `look` is to be called, if nothing is heard before."""
 
@@ -167,6 +170,8 @@ class LocalPort:
     def why(self, pending: LocalPending) -> str:
         """See `Port`."""
         return "" if pending.request is None else pending.request.why
+
+    explain = why
 
     def due_s(self) -> float:
         """See `Port`."""

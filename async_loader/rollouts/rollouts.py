@@ -131,6 +131,12 @@ class Rollouts(RolloutMethods):
     def __reduce__(self) -> Any:
         raise CannotSend("a table of rollouts stays in its process: use connect('embedded')")
 
+    def plain(self) -> dict[str, Any]:
+        """Return the arguments as plain values, as in a feeder's configuration."""
+        one = self.settings
+        names = "batch", "max_lag", "size", "deadline_s", "stale", "tries", "replay", "policy"
+        return {"schema": one.schema.plain(), **{name: getattr(one, name) for name in names}}
+
     def publish(self, version: int) -> None:
         """There is a newer policy: what learners of this process were given is trained.
 

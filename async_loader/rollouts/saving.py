@@ -57,14 +57,16 @@ def state_of(calls: RolloutCalls) -> dict[str, Any]:
             {
                 "id": one.id, "version": one.version, "times": one.times,
                 "redelivered": one.redelivered or one.state is State.DELIVERED,
-                "judged": one.judged, "lacks": one.lacks, "size": one.size,
+                "judged": one.judged, "lacks": dict(one.lacks), "size": one.size,
                 "priority": None if one.priority != one.priority else one.priority,
                 "prompt": [prompt.name, prompt.number, prompt.value, prompt.tries],
             }
         )  # fmt: skip
         arrays[f"{one.id}/lengths"] = one.lengths
-        arrays |= {f"{one.id}/column/{name}": column for name, column in one.columns.items()}
-        arrays |= {f"{one.id}/missing/{name}": mask for name, mask in one.missing.items()}
+        for name, column in one.columns.items():
+            column.flags.writeable = False  # a later update copies it: see `Group.set`
+            arrays[f"{one.id}/column/{name}"] = column
+        arrays |= {f"{one.id}/missing/{name}": mask.copy() for name, mask in one.missing.items()}
     counts = table.counts
     meta = {
         "schema": table.schema.plain(), "version": table.version, "step": calls.steps.number,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader.errors import AsyncLoaderError, Closed, ConfigError
-from async_loader.lifecycle import Deadline, EventFd, Patience, WaitTimeout
+from async_loader.lifecycle import GAVE_UP, Deadline, EventFd, Patience, WaitTimeout
 from async_loader.rollouts.port import Port
 from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.source import END, Applied, Plan, Ready
@@ -68,6 +68,7 @@ class RolloutSource:
         self._lease: Lease | None = None
         self._closed = self._over = False
         self.trained: dict[tuple[str, int], None] = {}
+        self.version = 0
         self._end = weakref.finalize(self, _give_back, port, part)
         self._end.atexit = False
 
@@ -101,7 +102,7 @@ class RolloutSource:
             elif "end" in head:
                 self._over = True
             else:
-                self.step = head["step"]
+                self.step, self.version = head["step"], head["version"]
                 self._lease = Lease(self.step, head["keys"])
                 return Ready(arrays, lent=True, lease=self._lease)
 
@@ -111,25 +112,26 @@ class RolloutSource:
         }  # fmt: skip
         bell = EventFd()
         pending = self._port.ask("draw", arguments, wake=bell.ring)
-        own, answered = patience.deadline, False
+        own, answered, why = patience.deadline, False, self._port.why(pending)
         try:
             while not pending.over:
                 patience.deadline = Deadline(min(own.left_or_inf(), self._port.due_s()))
                 try:
-                    patience.wait(bell, self._port.why(pending))
+                    patience.wait(bell, why)
                 except WaitTimeout:
+                    why = self._port.explain(pending)
                     if own.expired:
-                        raise
+                        raise WaitTimeout(f"{GAVE_UP}{why}") from None
                 bell.clear()
                 self._port.look()
             answered = True
         finally:
             patience.deadline = own
-            self._port.cancel(pending)
             if not answered:  # it may have been answered meanwhile
+                self._port.cancel(pending)
                 self._tell("give_back", part=self._part, after=self.step)
             bell.close()
-        return pending.take()
+        return self._port.answer(pending)
 
     def _judge(self, groups: list[int], arrays: Mapping[str, Array]) -> None:
         """Tell the table which groups `keep` has kept."""

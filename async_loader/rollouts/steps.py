@@ -33,6 +33,8 @@ from async_loader.rollouts.states import Group, State
 
 Owner = tuple[Hashable, int]
 """A client, and which of its sources."""
+_JUDGED = 256
+"""Groups that one answer asks about."""
 _DRAWS = 8
 """Draws of a sampler that may repeat an item, until it has named as many as are needed."""
 
@@ -79,6 +81,7 @@ class Step:
 
     number: int
     version: int
+    groups: list[Group] = field(default_factory=list)
     parts: dict[int, Part] = field(default_factory=dict)
 
 
@@ -133,7 +136,7 @@ class Steps:
             self.why = f"step {self.number} is not over: rank {ranks} has not used its part yet"
             return None
         ready = self._eligible(learner)
-        if learner.judges and (unjudged := [one for one in ready if not one.judged]):
+        if learner.judges and (unjudged := [one for one in ready if not one.judged][:_JUDGED]):
             self.why = ""
             return self._candidates(unjudged)
         chosen = self._choose([one for one in ready if one.judged or not learner.judges])
@@ -305,7 +308,7 @@ class Steps:
             each = [[float(costs[i][m]) for i, m in one] for one in members]
             micro = balance.micro_batches(lengths, learner.tokens, each)
         self.number += 1
-        self.step = Step(self.number, self.table.version)
+        self.step = Step(self.number, self.table.version, list(chosen))
         self.lags = [self.table.version - one.version for one in chosen]
         for rank, bins in enumerate(micro):
             places = {i: place for place, i in enumerate(ranks[rank])}
@@ -327,7 +330,7 @@ class Steps:
         arrays = pack(table.schema, part.groups, part.order, part.micro, fields, self.step.version)
         if table.settings.stale == "mask":
             arrays["mask"] = mask_of(arrays, self.step.version, table.settings.max_lag)
-        keys = [[one.prompt.name, one.prompt.number] for one in part.groups]
+        keys = [[one.prompt.name, one.prompt.number] for one in self.step.groups]
         self.why = ""
         return {
             "step": self.number,

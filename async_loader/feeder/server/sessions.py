@@ -41,8 +41,10 @@ class Session:
         On the server's clock.
     writers, readers : dict
         Open ones, by number. `close_writer` and `close_reader` take them out.
-    said_end : bool
-        Whether its client has said that it leaves.
+    said_end, replaced : bool
+        Whether its client has said that it leaves, or has begun another session.
+    rollouts : bool
+        Whether it has called a table of rollouts, and may have something of it.
     rates : Rates
         Of ``rows_in`` and ``batches_out``.
     """
@@ -57,6 +59,8 @@ class Session:
     writers: dict[int, Producer] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
     said_end: bool = False
+    rollouts: bool = False
+    replaced: bool = False
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
     rates: Rates = field(init=False, repr=False)
@@ -87,7 +91,7 @@ class Session:
         writer and reader open; it ``died`` with some; or it is ``lost``: its connection is open,
         and nothing comes, as of a cut network or a stopped machine.
         """
-        if not self.said_end and (self.connected or self.writers or self.readers):
+        if not self.said_end and (self.connected or self.writers or self.readers or self.rollouts):
             return "lost" if self.connected else "died"
         return "left"
 
