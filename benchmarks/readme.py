@@ -160,7 +160,7 @@ def _suite(results: dict[str, Any]) -> list[str]:
         "",
         f"Of {len(targets)} targets, {len(missed)} are missed.",
         "",
-        "| work | target | measured | |",
+        "| work | target | measured | outcome |",
         "|---|---|---|---|",
     ]
     for title, target in targets:
