@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "notebooks"
 NOTEBOOKS = {
-    "cleanrl_dqn": ("A DQN as CleanRL writes it", "main(steps=10_000)"),
+    "cleanrl_dqn": ("DQN, as in CleanRL", "main(steps=10_000)"),
     "sb3_sac": ("SAC of Stable-Baselines3", "main(steps=3_000, episodes=5)"),
     "feeder_dqn": ("Actors, a feeder and a learner", "main(updates=1_000)"),
 }
