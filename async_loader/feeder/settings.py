@@ -295,7 +295,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     def from_plain(cls, tables: Mapping[str, Any]) -> ServerSettings:
         """Return settings with these tables, as in a YAML file. Raises ConfigError, as `load`."""
         plain = {
-            name: {"rollouts": one.plain()} if isinstance(one, Rollouts) else one
+            name: {"rollouts": one.settings.plain()} if isinstance(one, Rollouts) else one
             for name, one in tables.items()
         }
         return settings_of({"tables": plain}, cls)

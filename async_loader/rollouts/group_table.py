@@ -5,21 +5,21 @@ It has no lock and no clock. A call returns ``None`` for what cannot be done yet
 
 from __future__ import annotations
 
+import itertools
 import secrets
-from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.rollouts.prompts import NEXT, PromptLedger
 from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.rollouts.states import (
     MEMBER_BITS,
     SLOT,
     Columns,
-    Cursor,
     Group,
     Prompt,
     State,
@@ -29,9 +29,8 @@ from async_loader.rollouts.states import (
 Stale = Literal["wait", "drop", "mask"]
 _LOAD_BITS = 32
 """Of the ids that are passed over at a load, at random: an id stays below 2 ** 47 for long."""
-_TICKETS = 1 << 12
-NEXT = -1
-"""In place of the number of a prompt."""
+_EXTENDED = 64
+"""Calls of `GroupTable.extend` that may come again."""
 MOST_MEMBERS = 1 << MEMBER_BITS
 
 
@@ -49,38 +48,17 @@ class GroupSettings:
     replay: int = 0
     policy: str = "policy"
 
+    def plain(self) -> dict[str, Any]:
+        """Return the arguments of `Rollouts` as plain values, as in a feeder's configuration."""
+        names = "batch", "max_lag", "size", "deadline_s", "stale", "tries", "replay", "policy"
+        return {"schema": self.schema.plain(), **{name: getattr(self, name) for name in names}}
+
     @property
     def slots(self) -> int:
         return (self.max_lag + 1) * self.batch
 
 
-@dataclass(slots=True)
-class Counts:
-    """What became of prompts and groups since the table was made.
-
-    Attributes
-    ----------
-    drawn : int
-        Prompts that were reserved.
-    trained : int
-        Prompts whose groups were trained, once or more often.
-    ended : Counter of str
-        Prompts that were given up, by reason.
-    given_back : Counter of str
-        Groups that ended, and whose prompts are reserved again, by reason.
-    late : int
-        Commits and updates of groups that had ended.
-    """
-
-    drawn: int = 0
-    trained: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
-    given_back: Counter[str] = field(default_factory=Counter)
-    late: int = 0
-    updates: int = 0
-
-
-class GroupTable:
+class GroupTable(PromptLedger):
     """Groups and their prompts.
 
     Attributes
@@ -91,30 +69,22 @@ class GroupTable:
         Those that hold a slot.
     open : dict of int to Group
         Those whose deadline runs: reserved, or without a field that is needed.
-    waiting : deque of Prompt
-        Prompts that were given back, or come from an iterator.
     version : int
         Of the newest policy.
     needs : tuple of str
         Fields that a group has to have until its deadline.
-    changed : bool
-        Set by each change.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
+        super().__init__()
         self.settings, self.schema = settings, settings.schema
         self.groups: dict[int, Group] = {}
         self.holders: dict[int, Group] = {}
         self.open: dict[int, Group] = {}
-        self.waiting: deque[Prompt] = deque()
-        self.cursors: dict[str, Cursor] = {}
-        self.skipped: set[tuple[str, int]] = set()
         self.version = 0
         self.needs = tuple(self.schema.fields)
         self.next_id = 0
-        self._numbers: dict[tuple[Hashable, int], int] = {}  # of tickets whose calls may come again
-        self.counts = Counts()
-        self.changed = False
+        self._extended: dict[tuple[Hashable, int], list[int]] = {}
 
     @property
     def free(self) -> int:
@@ -223,77 +193,93 @@ class GroupTable:
             ``None``: there is no free slot, or no prompt yet. ``{"end": True}``: there are no more,
             and none can be given back. ``{"next": True}``: the prompt is under way elsewhere.
         """
-        cursor = self.cursors.setdefault(name, Cursor())
-        if limit is not None or over:
-            self._limit(cursor, cursor.next if limit is None else limit)
-        if number == NEXT:
-            number = self._numbers.setdefault((owner, ticket), cursor.next)
-            if len(self._numbers) > _TICKETS:
-                del self._numbers[next(iter(self._numbers))]
-        if number is not None and number >= cursor.next:
-            cursor.next, self.changed = number + 1, True
-            self._draw(Prompt(name, number, value), queue=True)
+        self.note_limit(name, limit, over)
+        of = owner, ticket
+        if number is not None:
+            self.note_prompt(name, of, number, value)
         for group in self.groups.values():
-            if (group.owner, group.ticket) == (owner, ticket) and group.state is State.RESERVED:
+            if (group.owner, group.ticket) == of and group.state is State.RESERVED:
                 return self._reserved(group)
-        if self.free <= 0:
-            return {"end": True} if self._finished(name) else None
-        prompt = self._next_prompt(name, cursor, sequence=number is None and not over)
-        if prompt is None:
-            if number is not None:  # it is under way elsewhere
-                return {"next": True}
-            return {"end": True} if self._finished(name) else None
+        sequence = number is None and not over
+        prompt = self.next_prompt(name, sequence) if self.free > 0 else None
+        if prompt is not None:
+            return self._reserved(self._begin(prompt, owner, ticket, now, size))
+        if self._finished(name):
+            return {"end": True}
+        return {"next": True} if self.free > 0 and number is not None else None
+
+    def _begin(
+        self, prompt: Prompt, owner: Hashable, ticket: int, now: float, size: int | None = None
+    ) -> Group:
+        """Take a slot for a prompt."""
         prompt.tries += 1
+        deadline = now + self.settings.deadline_s
         group = Group(
-            self.next_id, prompt, self.version, now + self.settings.deadline_s, owner, ticket,
+            self.next_id, prompt, self.version, deadline, owner, ticket,
             self.settings.size if size is None else size,
         )  # fmt: skip
         self.next_id += 1
         self.groups[group.id] = self.holders[group.id] = self.open[group.id] = group
         self.changed = True
-        return self._reserved(group)
+        return group
 
     def _reserved(self, group: Group) -> dict[str, Any]:
         prompt = group.prompt
         return {
             "group": group.id, "number": prompt.number, "value": prompt.value,
             "version": group.version, "size": group.size, "tries": prompt.tries,
+            "deadline_s": self.settings.deadline_s,
         }  # fmt: skip
 
-    def _limit(self, cursor: Cursor, limit: int) -> None:
-        if cursor.limit != limit:
-            cursor.limit, self.changed = limit, True
-
-    def _draw(self, prompt: Prompt, queue: bool = False) -> bool:
-        """Count a prompt that is drawn for the first time; return whether it is to be tried."""
-        self.counts.drawn += 1
-        self.changed = True
-        if prompt.key in self.skipped:  # it was trained before the table was restored
-            self.skipped.discard(prompt.key)
-            self.counts.trained += 1
-            return False
-        if queue:
-            self.waiting.append(prompt)
-        return True
-
-    def _next_prompt(self, name: str, cursor: Cursor, sequence: bool) -> Prompt | None:
-        for i, prompt in enumerate(self.waiting):
-            if prompt.name == name:
-                del self.waiting[i]
-                return prompt
-        while sequence and not cursor.over:
-            prompt = Prompt(name, cursor.next)
-            cursor.next += 1
-            if self._draw(prompt):
-                return prompt
-        return None
+    def extend(
+        self,
+        of: tuple[Hashable, int],
+        now: float,
+        name: str,
+        prompts: list[Any],
+        sizes: Array,
+        columns: Columns,
+        lengths: Array,
+    ) -> list[int] | None:
+        """Add whole groups, of ``sizes`` members; return their ids. ``None``: too few slots."""
+        if of in self._extended:
+            return self._extended[of]
+        if len(sizes) > self.settings.slots:
+            raise ConfigError(
+                f"{len(sizes)} groups at once, there are {self.settings.slots} slots: add fewer"
+            )
+        if self.free < len(sizes):
+            return None
+        self._check(columns, lengths, len(sizes))
+        cuts = np.concatenate(([0], np.cumsum(sizes)))
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        found = []
+        for i, (a, b) in enumerate(itertools.pairwise(cuts.tolist())):
+            number = self.note_prompt(name, (of, i), NEXT, prompts[i])
+            if not self.waiting or self.waiting[-1].key != (name, number):  # it was trained
+                found.append(-1)
+                continue
+            group = self._begin(self.waiting.pop(), of[0], 0, now)
+            part = {}
+            for field, (_, values) in columns.items():
+                if field in self.schema.group:
+                    part[field] = None, values[i]
+                elif field in self.schema.ragged:
+                    part[field] = None, values[int(starts[a]) : int(starts[b])]
+                else:
+                    part[field] = None, values[a:b]
+            group.parts.append((part, lengths[a:b]))
+            self._commit(group)
+            found.append(group.id)
+        self._extended[of] = found
+        if len(self._extended) > _EXTENDED:
+            del self._extended[next(iter(self._extended))]
+        return found
 
     def _finished(self, name: str) -> bool:
         """Whether no prompt of a name is left, and none can be given back."""
-        return (
-            self.cursors[name].over
-            and not any(prompt.name == name for prompt in self.waiting)
-            and not any(one.prompt.name == name for one in self.open.values())
+        return not self.has_more(name) and not any(
+            one.prompt.name == name for one in self.open.values()
         )
 
     @property
@@ -331,7 +317,7 @@ class GroupTable:
             self._commit(one)
         return False
 
-    def _check(self, columns: Columns, lengths: Array) -> None:
+    def _check(self, columns: Columns, lengths: Array, groups: int | None = None) -> None:
         """Raise SchemaError for columns that do not fit: a client may send anything."""
         total = int(lengths.sum())
         for name, (has, values) in columns.items():
@@ -339,6 +325,10 @@ class GroupTable:
             if field is None or values.dtype != field.dtype:
                 raise SchemaError(f"field {name!r} of {values.dtype} is not in the schema")
             if name in self.schema.group:
+                if groups is not None and len(values) != groups:
+                    raise SchemaError(
+                        f"field {name!r} has {len(values)} values for {groups} groups"
+                    )
                 continue
             rows = len(lengths) if has is None else len(has)
             if name in self.schema.ragged:

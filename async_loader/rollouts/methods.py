@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers import Sampler
-from async_loader.rollouts.group_table import NEXT
 from async_loader.rollouts.groups import Member, OpenGroup, Prompts, ticket
 from async_loader.rollouts.port import Port
-from async_loader.rollouts.schema import Array, GroupSchema, cast_array
+from async_loader.rollouts.prompts import NEXT
+from async_loader.rollouts.schema import Array, GroupSchema, Ragged, cast_array
 from async_loader.rollouts.source import Keep, RolloutSource, checked_learner
 from async_loader.rollouts.states import MEMBER_BITS
 from async_loader.rollouts.stats import RolloutStats
@@ -133,7 +133,7 @@ class RolloutMethods:
                 if "next" in granted:
                     continue
                 prompt = supply.granted(granted)
-                group = OpenGroup(port, self.group_schema, granted, prompt, about["deadline_s"])
+                group = OpenGroup(port, self.group_schema, granted, prompt)
                 yield group
         finally:
             if group is not None and not group.over:
@@ -159,17 +159,78 @@ class RolloutMethods:
         name, size, timeout_s
             As for `groups`.
         """
-        about, port = self._about(), self._port
+        port = self._port
         arguments = {"name": name, "ticket": ticket(), "number": NEXT, "value": prompt}
         if size is not None:
             arguments["size"] = whole("size", size, 1)
         granted, _ = port.answer(port.ask("reserve", arguments, wait_s=timeout_s), timeout_s)
-        return OpenGroup(port, self.group_schema, granted, granted["value"], about["deadline_s"])
+        return OpenGroup(port, self.group_schema, granted, granted["value"])
+
+    def extend(
+        self,
+        batch: Mapping[str, Any],
+        *,
+        prompts: Sequence[Any] | None = None,
+        name: str = "reserved",
+        timeout_s: float | None = None,
+    ) -> list[int]:
+        """Add whole groups that are there already, in one call; return their ids.
+
+        Parameters
+        ----------
+        batch : dict of arrays
+            As `source` gives them: ragged fields one behind the other with ``offsets``, other
+            fields ``[members, ...]``, fields of groups ``[groups, ...]``, and ``group``
+            ``[members]``, from 0 on in order. Fields may be left out, and come later.
+        prompts : sequence of plain values, optional
+            For the groups.
+        name, timeout_s
+            As for `reserve`: it waits for slots for all.
+        """
+        schema = self.group_schema
+        group = np.asarray(tensors.to_array(batch["group"]), np.int64)
+        sizes = np.bincount(group) if len(group) else np.zeros(0, np.int64)
+        if (np.diff(group) < 0).any() or not sizes.all():
+            raise SchemaError("`group` counts from 0 on, each group's members together")
+        arrays: dict[str, Array] = {
+            "lengths": np.diff(np.asarray(tensors.to_array(batch["offsets"]))).astype(np.int64),
+            "sizes": sizes,
+        }
+        for one, value in batch.items():
+            if one in schema.fields:
+                if isinstance(schema.fields[one], Ragged) and one in schema.group:
+                    raise SchemaError(f"field {one!r} is ragged and of the group: say reserve()")
+                given, keeps = np.asarray(tensors.to_array(value)), self._port.keeps
+                arrays[one] = cast_array(one, given, schema.fields[one].dtype, copy=keeps)
+        listed = [None] * len(sizes) if prompts is None else list(prompts)
+        if len(listed) != len(sizes):
+            raise ConfigError(f"{len(listed)} prompts for {len(sizes)} groups: one for each")
+        return self._extend(arrays, listed, name, timeout_s)
+
+    def _extend(
+        self, arrays: dict[str, Array], prompts: list[Any], name: str, timeout_s: float | None
+    ) -> list[int]:
+        """As `extend`, in as many calls as it takes."""
+        nbytes, schema = sum(one.nbytes for one in arrays.values()), self.group_schema
+        if nbytes > self._port.most_bytes and len(prompts) > 1:
+            half = len(prompts) // 2
+            members = int(arrays["sizes"][:half].sum())
+            tokens = int(arrays["lengths"][:members].sum())
+            cuts = dict.fromkeys(schema.ragged, tokens)
+            cuts |= dict.fromkeys((*schema.small, "lengths"), members)
+            first = {one: values[: cuts.get(one, half)] for one, values in arrays.items()}
+            last = {one: values[cuts.get(one, half) :] for one, values in arrays.items()}
+            return [
+                *self._extend(first, prompts[:half], name, timeout_s),
+                *self._extend(last, prompts[half:], name, timeout_s),
+            ]
+        arguments = {"name": name, "ticket": ticket(), "prompts": prompts}
+        pending = self._port.ask("extend", arguments, arrays, wait_s=timeout_s)
+        return list(self._port.answer(pending, timeout_s)[0]["groups"])
 
     def finish(self, name: str = "reserved") -> None:
         """There are no more prompts of this name: learners come to an end, when all have."""
-        pending = self._port.ask("reserve", {"name": name, "ticket": ticket(), "over": True})
-        self._port.cancel(pending)
+        self._ask("finish", name=name)
 
     # -- late fields -------------------------------------------------------------------------------
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from async_loader.errors import CannotSend, Timeout
+from async_loader.errors import CannotSend, ConfigError, Timeout
 from async_loader.feeder.arrays import packed, unpacked
 from async_loader.feeder.client.arguments import save_path
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.table import Client
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
 from async_loader.lifecycle import Deadline, seconds
@@ -20,9 +21,6 @@ from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.source import RolloutSource
-
-if TYPE_CHECKING:
-    from async_loader.feeder.client.client import Client
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -65,6 +63,8 @@ class RemotePort:
         For a call that does not wait for the table.
     """
 
+    keeps = False
+
     def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
         self._connection, self._name = connection, name
         self.timeout_s: float | None = timeout_s
@@ -85,6 +85,10 @@ class RemotePort:
     ) -> RemotePending:
         """See `Port`."""
         specs, data = packed(arrays)
+        if data is not None and len(data) > self.most_bytes:
+            raise ConfigError(
+                f"{name} takes {len(data):,} bytes, a call {self.most_bytes:,}: give less at a time"
+            )
         body = Rollouts(
             table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s
         )
