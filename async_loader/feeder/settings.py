@@ -18,8 +18,8 @@ from async_loader.feeder.table_settings import make_table, read_table, rollouts_
 from async_loader.feeder.wire import codes
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.rollouts.group_table import GroupSettings
 from async_loader.rollouts.rollouts import Rollouts
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.validation import path_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]

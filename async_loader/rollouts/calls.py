@@ -12,10 +12,12 @@ from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Sampler
 from async_loader.rollouts.batches import pack
 from async_loader.rollouts.claims import Claims
-from async_loader.rollouts.group_table import GroupSettings, GroupTable
+from async_loader.rollouts.group_table import GroupTable
+from async_loader.rollouts.learner import Learner
 from async_loader.rollouts.requests import Answer, Found, Request, Requests
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.rollouts.states import MEMBER_BITS, State
-from async_loader.rollouts.steps import Learner, Steps
+from async_loader.rollouts.steps import Steps
 
 
 class RolloutCalls(Requests):

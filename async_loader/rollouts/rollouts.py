@@ -15,11 +15,11 @@ from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.group_table import GroupSettings, Stale
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.port import LocalPort
 from async_loader.rollouts.saving import read, restore, state_of, write
 from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.slots import GroupSettings, Stale
 from async_loader.validation import one_of, path_of, whole
 
 __all__ = ["Rollouts"]
