@@ -5,7 +5,7 @@ Rates, which end in ``_per_s``, and shares are current: over the last seconds.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class PolicyLag(TypedDict, total=False):
@@ -210,6 +210,8 @@ class FeederStatus(TypedDict):
         128 at most.
     checkpoints : dict of str to CheckpointStatus
         By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
+    rollouts : dict of str to dict
+        Tables of rollouts: the values of `async_loader.rollouts.RolloutStats`.
     weights : dict of str to int
         The newest version of each name.
     weights_stale : int
@@ -233,6 +235,7 @@ class FeederStatus(TypedDict):
     sessions_ended: dict[str, int]
     sessions: list[SessionStatus]
     checkpoints: dict[str, CheckpointStatus]
+    rollouts: dict[str, dict[str, Any]]
     weights: dict[str, int]
     weights_stale: int
     weights_waiting: dict[str, int]
