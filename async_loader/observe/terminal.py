@@ -39,7 +39,7 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
 
     frame = frame_of(status)
     parts = {
-        "headlines": [one["text"] for one in frame["headlines"]],
+        "headlines": [text for _, text in frame["headlines"]],
         "head": [_head(frame)],
         "shards": _grid(["shard", "state", "items", "in/s", "out/s", "writers", "readers",
                          "memory", "waits"], map(_shard, _worst_shards(frame)), 2),
@@ -53,7 +53,7 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
     unlisted = frame["sessions_open"] - len(frame["sessions"])
     excess = 0 if height is None else sum(map(len, parts.values())) - height
     for name, least in _LEAST.items():
-        lines, unlisted = parts[name], unlisted if name == "clients" else 0
+        lines = parts[name]
         cut = min(excess, len(lines) - least)
         if cut > 0:
             excess -= cut
@@ -61,7 +61,8 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
             unlisted += cut + 1
         if unlisted > 0:
             lines.append(f"and {unlisted} {name} more")
-    styles = [_STYLES[one["tone"]] for one in frame["headlines"]]
+        unlisted = 0
+    styles = [_STYLES[tone] for tone, _ in frame["headlines"]]
     lines = [line for part in parts.values() for line in part]
     return [
         Text(clean(line), styles[i] if i < len(parts["headlines"]) else "", no_wrap=True,
@@ -76,12 +77,12 @@ def _grid(names: Sequence[str], rows: Iterator[Sequence[str]], texts: int) -> li
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(row, "<" * texts + ">" * len(row), widths, strict=False)
         )
         for row in cells
     ]
-    return lines if len(lines) > 1 else []
+    return lines[1:] and lines
 
 
 def _head(frame: Status) -> str:
@@ -95,12 +96,11 @@ def _waited(shard: Status) -> float:
 
 
 def _worst_shards(frame: Status) -> list[Status]:
-    order = {"silent": 0, "draining": 1}
-    return sorted(frame["shards"], key=lambda one: (order.get(one["state"], 2), -_waited(one)))
+    return sorted(frame["shards"], key=lambda one: (STATES.get(one["state"], 3), -_waited(one)))
 
 
 def _shard(one: Status) -> list[str]:
-    if not one["answers"]:
+    if one["state"] == "silent":
         return [one["name"], one["state"], *[""] * 7]
     flows = [short_text(one[key]) for key in ("size", *_FLOWS)]
     members = [str(one["writers"]), str(one["readers"])]
@@ -131,8 +131,8 @@ def _notes(frame: Status) -> Iterator[str]:
 def _weights(frame: Status) -> Iterator[str]:
     waiting = frame["weights_waiting"]
     for name, version in frame["weights"].items():
-        said = f"weights {name}: version {version}"
-        said += f", published {_duration(frame['weights_age_s'][name])} ago"
+        age = _duration(frame["weights_age_s"][name])
+        said = f"weights {name}: version {version}, published {age} ago"
         yield said + (f", {waiting[name]} wait for a newer one" if waiting.get(name) else "")
     for table, one in frame["tables"].items():
         for name, lag in one["policies"].items():
@@ -215,8 +215,9 @@ def show_status(address: str | None, keys: str | None, *, as_json: bool, console
         if as_json:
             console.out(json.dumps(status), highlight=False)
         else:
-            height = console.height - 1 if console.is_terminal else None
-            console.print(*screen(status, height), sep="\n")
+            console.print(
+                *screen(status, console.height - 1 if console.is_terminal else None), sep="\n"
+            )
 
 
 def top(address: str | None, keys: str | None, console: Console) -> None:
