@@ -1,4 +1,4 @@
-"""A feeder or a cluster on a terminal: who waits for whom, shards, tables, weights and clients.
+"""A feeder on a terminal: who waits for whom, tables, weights and clients.
 
 What does not fit is counted in a line; the worst comes first.
 """
@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from async_loader.feeder.commands import asking, clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard.frame import STATES, Status, frame_of
-from async_loader.shm.limits import human
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,13 +21,13 @@ LIVE_S = 1.0  # between redraws
 _STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
 _FLOWS = ("inserts_per_s", "samples_per_s")
 _WIDEST = 36  # of a cell
-_LEAST = {"clients": 5, "notes": 1, "headlines": 3, "tables": 3, "shards": 3}
+_LEAST = {"clients": 5, "notes": 1, "headlines": 3, "tables": 3}
 """Lines that each part keeps on a terminal that is too low; the first gives way first."""
 _STALE = {"became_old": "became too old", "came_old": "came too old", "other_run": "other run"}
 
 
 def screen(status: Status, height: int | None = None) -> list[RenderableType]:
-    """Return the lines of a `FeederStatus` or a `ClusterStatus`.
+    """Return the lines of a `FeederStatus`.
 
     Parameters
     ----------
@@ -41,8 +40,6 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
     parts = {
         "headlines": [text for _, text in frame["headlines"]],
         "head": [_head(frame)],
-        "shards": _grid(["shard", "state", "items", "in/s", "out/s", "writers", "readers",
-                         "memory", "waits"], map(_shard, _worst_shards(frame)), 2),
         "tables": _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers"],
                         (_table(name, one) for name, one in frame["tables"].items()), 1),
         "notes": [*_notes(frame), *_weights(frame)],
@@ -86,27 +83,8 @@ def _grid(names: Sequence[str], rows: Iterator[Sequence[str]], texts: int) -> li
 
 
 def _head(frame: Status) -> str:
-    where = frame["address"] + (f", process {frame['pid']}" if "pid" in frame else "")
-    draining = ", draining" if frame["draining"] else ""
-    return f"{where}, up {_duration(frame['uptime_s'])}{draining}"
-
-
-def _waited(shard: Status) -> float:
-    return float(max(shard["readers_wait"], shard["writers_wait"]))
-
-
-def _worst_shards(frame: Status) -> list[Status]:
-    return sorted(frame["shards"], key=lambda one: (STATES.get(one["state"], 3), -_waited(one)))
-
-
-def _shard(one: Status) -> list[str]:
-    if one["state"] == "silent":
-        return [one["name"], one["state"], *[""] * 7]
-    flows = [short_text(one[key]) for key in ("size", *_FLOWS)]
-    members = [str(one["writers"]), str(one["readers"])]
-    return [
-        one["name"], one["state"], *flows, *members, human(one["nbytes"]), f"{_waited(one):.0%}"
-    ]  # fmt: skip
+    where = f"{frame['address']}, process {frame['pid']}, up {_duration(frame['uptime_s'])}"
+    return f"{where}, draining" if frame["draining"] else where
 
 
 def _table(name: str, one: Status) -> list[str]:
@@ -192,22 +170,6 @@ def _duration(seconds: float) -> str:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def redraw(status: Callable[[], Mapping[str, Any]], console: Console) -> None:
-    """Redraw the status on the whole terminal once a second, until Ctrl-C. Raises what ``status``
-    raises.
-    """
-    from rich.console import Group
-    from rich.live import Live
-
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
-    ):
-        while True:
-            live.update(Group(*screen(status(), console.height)), refresh=True)
-            readable([], LIVE_S)
-
-
 def show_status(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
     """Print a server's status."""
     with asking(address, keys) as client:
@@ -221,12 +183,21 @@ def show_status(address: str | None, keys: str | None, *, as_json: bool, console
 
 
 def top(address: str | None, keys: str | None, console: Console) -> None:
-    """Show a feeder on the whole terminal.
+    """Redraw a feeder's status on the whole terminal once a second, until Ctrl-C.
 
     Raises
     ------
     ConfigError, Broken, Timeout
         As `connect` does, also when the feeder ends.
     """
-    with asking(address, keys) as client:
-        redraw(client.status, console)
+    from rich.console import Group
+    from rich.live import Live
+
+    with (
+        asking(address, keys) as client,
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
+    ):
+        while True:
+            live.update(Group(*screen(client.status(), console.height)), refresh=True)
+            readable([], LIVE_S)

@@ -13,8 +13,8 @@ WAITS_FROM = 0.05
 """A side that was blocked for a smaller share of the time does not count as waiting."""
 _NAMED = 3
 """Shards that a sentence names."""
-STATES = {"died": 0, "silent": 1, "draining": 2, "connected": 3, "left": 4}
-"""Of clients and shards: the worst first."""
+STATES = {"died": 0, "silent": 1, "connected": 2, "left": 3}
+"""Of clients: the worst first."""
 _PICK: dict[str, Any] = {
     **dict.fromkeys(
         ("uptime_s", "age_s", "silent_s", "queue_age_s", "newest", "lag", "batch_lag"), max
@@ -32,7 +32,6 @@ _EMPTY: Status = {
     },
 }
 """What is shown of a shard beside its clients; and of a cluster of which no shard answers."""
-_SUMS = ("nbytes", "size", "inserts_per_s", "samples_per_s", "writers", "readers")
 _WAITS = ("writers_wait", "readers_wait")
 
 
@@ -124,16 +123,13 @@ def _merged(key: str, parts: Sequence[Any], pick: Any = None) -> Any:
 
 
 def _shard(name: str, one: Status) -> dict[str, Any]:
-    """Return the row of a shard: sums over its tables, and the largest shares."""
+    """Return the row of a shard."""
     status = one["status"] or _EMPTY
-    of = status["tables"].values()
     return {
         "name": name,
         "state": "silent" if status is _EMPTY else "draining" if status["draining"] else "serving",
         "address": one["address"],
         "tables": status["tables"],
-        **{key: sum(table[key] or 0 for table in of) for key in _SUMS},
-        **{key: max((table[key] for table in of), default=0.0) for key in _WAITS},
     }
 
 

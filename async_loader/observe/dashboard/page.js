@@ -251,11 +251,14 @@ function clients(f, dead) {
   fill($("clients"), [...late, ...alive, ...old]);
 }
 function shardRow(s) {
-  const away = s.state === "silent", waits = [];
-  if (s.readers_wait >= WAITS_FROM) waits.push("learners " + share(s.readers_wait));
-  if (s.writers_wait >= WAITS_FROM) waits.push("actors " + share(s.writers_wait));
   const tables = Object.values(s.tables), full = tables.length > 0 && tables.every(t => t.full);
-  const number = (key, format, cls = "") => mark(el("td", "num " + cls, away ? "–" : format(s[key])), s.name + "." + key, s[key]);
+  const most = key => Math.max(0, ...tables.map(t => t[key]));
+  const waits = [["learners ", most("readers_wait")], ["actors ", most("writers_wait")]]
+    .filter(one => one[1] >= WAITS_FROM).map(([who, wait]) => who + share(wait));
+  const number = (key, format, cls = "") => {
+    const sum = tables.reduce((all, t) => all + (t[key] ?? 0), 0);
+    return mark(el("td", "num " + cls, s.state === "silent" ? "–" : format(sum)), s.name + "." + key, sum);
+  };
   const why = el("td", waits.length ? "amber" : "", waits.join(", "));
   why.title = tables.flatMap(t => t.waiting).join("\n");
   return el("tr", "", el("td", "", s.name),
