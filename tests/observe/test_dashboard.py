@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from browser_rig import browser
 from dashboard_rig import feeder
-from status_rig import feeder_status, session_status
+from status_rig import cluster_status, feeder_status, session_status
 from status_rig import table_status as busy
 
 from async_loader import connect
@@ -121,7 +121,8 @@ def test_a_browser_shows_roles_the_dead_and_a_full_table_and_no_empty_curve(tmp_
         ],
         sessions_died=[session_status(3, state="died", silent_s=90.0)],
     )
-    with browser(tmp_path) as window, Dashboard(lambda: status, port=0) as dashboard:
+    shown = [status]
+    with browser(tmp_path) as window, Dashboard(lambda: shown[0], port=0) as dashboard:
         window.open(dashboard.url)
         window.wait_for("document.querySelectorAll('figure').length")
 
@@ -138,3 +139,8 @@ def test_a_browser_shows_roles_the_dead_and_a_full_table_and_no_empty_curve(tmp_
         assert re.fullmatch(r"actor-3 node7\S+ actor died [\d:]{8} 1 min 30 s ago", died)
         assert lives.startswith("actor-1 node7.cluster.example:1001 actor connected")
         window.look(400)
+        shown[0] = cluster_status(status, None)
+        window.wait_for("document.querySelectorAll('#shards tr').length")
+        serves, silent = texts("#shards tr")
+        assert serves == "shard-0 serving, full 990 748 0 1 0"
+        assert silent.startswith("shard-1 silent")
