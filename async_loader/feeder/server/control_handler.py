@@ -307,7 +307,8 @@ class ControlHandler:
         state, timeout_s = self._server_state, wanted.timeout_s
 
         def answer(over: bool) -> Message | None:
-            found = state.weights.answer(wanted, state.limits.message_bytes)
+            most = state.limits.message_bytes
+            found = state.weights.answer(session.number, wanted, most)
             if found is not None:
                 return message.reply(found[0], data=found[1])
             return message.reply(state.weights.nothing(wanted)) if over else None
