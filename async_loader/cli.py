@@ -231,9 +231,9 @@ def inspect(
     as_json: Json = False,
     keys: Keys = None,
 ) -> None:
-    """Print the schema, counts and episodes of a checkpoint, or of a feeder's table.
+    """Print the schema and counts of a checkpoint or of a feeder's table.
 
-    Of a feeder's table the episodes in its newest 65,536 steps.
+    Of a checkpoint also the lengths and returns of its episodes.
     """
     from rich.console import Console
 

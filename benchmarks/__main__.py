@@ -20,7 +20,7 @@ from benchmarks import environments, report
 from benchmarks.gains import gain
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "figures"
 SUITES = ("loader", "replay", "trajectories", "feeder", "scale", "doors", "gpu", "soak")
 REPEATS = 3
 WIDTH = 170
@@ -57,7 +57,9 @@ def _parse() -> argparse.Namespace:
         help="once and briefly; no results are recorded unless --out is given",
     )
     parser.add_argument(
-        "--out", type=Path, help="where SUITE.json and SUITE.png go (default benchmarks/results)"
+        "--out",
+        type=Path,
+        help="where SUITE.json and SUITE.png go (default benchmarks/results and docs/figures)",
     )
     parser.add_argument(
         "--here",
@@ -121,9 +123,10 @@ def main() -> int:
         outcomes = [one for row in every if (one := made.get(row.key) or kept.get(row.key))]
         written = {key: row for key, row in written.items() if key not in made}
         report.record(out / f"{options.suite}.json", options.suite, about, outcomes, written)
-        draw(out / f"{options.suite}.png", about, outcomes)
+        picture = (options.out or PICTURES) / f"{options.suite}.png"
+        draw(picture, about, outcomes)
         console.print(
-            f"recorded: {options.suite}.json and {options.suite}.png in {os.path.relpath(out)}"
+            f"recorded: {options.suite}.json in {os.path.relpath(out)}, {os.path.relpath(picture)}"
         )
     console.print(f"took {time.monotonic() - begin:.0f} s")
     verdicts = [verdict for outcome in made.values() for verdict in outcome.verdicts()]

@@ -160,7 +160,7 @@ def _suite(results: dict[str, Any]) -> list[str]:
         "",
         f"Of {len(targets)} targets, {len(missed)} are missed.",
         "",
-        "| work | target | measured | |",
+        "| work | target | measured | outcome |",
         "|---|---|---|---|",
     ]
     for title, target in targets:
@@ -172,7 +172,7 @@ def _suite(results: dict[str, Any]) -> list[str]:
     lines += ["", "All contenders, by the first metric of each row:", ""]
     lines += ["| work | contender | measured | async_loader is better by |", "|---|---|---|---|"]
     lines += [line for row in results["rows"] for line in _contenders(row)]
-    return [*lines, "", f"![Side by side](../benchmarks/results/{name}.png)"]
+    return [*lines, "", f"![Side by side](figures/{name}.png)"]
 
 
 def _contenders(row: dict[str, Any]) -> list[str]:

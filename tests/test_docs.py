@@ -4,7 +4,9 @@ figures are the recorded ones.
 
 from __future__ import annotations
 
+import ast
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from zygote import Zygote
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "async_loader"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [page for page in PAGES if page.parent.name != "notebooks"]  # made with the site
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+NOTEBOOKS = runpy.run_path(str(ROOT / "scripts" / "notebooks.py"))
 
 # Warnings are errors, but for those that come after 10 s of waiting, as in pyproject.toml: they say
 # nothing on a shared machine where kernels are compiled meanwhile.
@@ -202,9 +207,20 @@ def site_pages(entry: Any) -> list[str]:
 
 
 def test_every_page_of_the_docs_is_in_the_navigation_of_the_site_once():
-    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
+    pages += [f"notebooks/{name}.md" for name in NOTEBOOKS["NOTEBOOKS"]]
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     assert sorted(site_pages(nav)) == sorted(pages)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS["NOTEBOOKS"])
+def test_a_notebook_is_the_code_of_its_example_without_the_command_line(name: str):
+    *cells, call = NOTEBOOKS["code_cells"](name)
+    assert re.search(r"^main\(.+\)$", call, re.MULTILINE)
+    joined = "\n".join(re.sub(r"^%%writefile.*\n", "", cell) for cell in cells)
+    code = (ROOT / "examples" / f"{name}.py").read_text().split("if __name__ ==")[0]
+    wanted = ast.parse(code)
+    assert ast.dump(ast.parse(joined)) == ast.dump(ast.Module(wanted.body[1:], []))
 
 
 def public_names() -> set[str]:

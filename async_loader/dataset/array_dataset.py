@@ -7,7 +7,7 @@ by item would give.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -274,7 +274,7 @@ class Items:
         return tuple(column[i] for column in self.columns)
 
 
-def is_columns(dataset: Any) -> bool:
+def is_columns(dataset: Any) -> TypeGuard[Any]:
     """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists; of a
     tuple not all are lists, and a dict of lists has names as keys.
     """

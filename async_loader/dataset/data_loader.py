@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, overload
 
 import numpy as np
 
@@ -50,11 +50,14 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import TypeVar
 
-    B = TypeVar("B", default=Any)
-else:
-    from typing import TypeVar
+    class DefaultBatch: ...
 
-    B = TypeVar("B")
+    B = TypeVar("B", default=DefaultBatch)
+    D = TypeVar("D", default=object, covariant=True)
+else:
+    from typing import TypeVar, TypeVarTuple, Unpack
+
+    B, D = TypeVar("B"), Unpack[TypeVarTuple("D")]  # so DataLoader[B] is enough at run time too
 
 __all__ = ["DataLoader"]
 set_public_names(globals())
@@ -65,7 +68,7 @@ _STATE_VERSION = 2
 
 
 @explain_wrong_attributes
-class DataLoader(Generic[B]):
+class DataLoader(Generic[B, D]):
     """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as
     long as the loader.
 
@@ -136,7 +139,7 @@ class DataLoader(Generic[B]):
     @explain_wrong_names
     def __init__(
         self,
-        dataset: Any,
+        dataset: D,
         batch_size: int | None = 1,
         *,
         shuffle: bool = False,
@@ -184,7 +187,7 @@ class DataLoader(Generic[B]):
         self._dataset_epoch: int | None = None
         self._epoch = 0
         self._start: dict[str, Any] | None = None
-        self._latest: Epoch[B] | None = None
+        self._latest: Epoch[Any] | None = None
         self._meter = LearnerMeter()
         items = Items(dataset) if is_columns(dataset) else dataset
         if not hasattr(items, "__getitem__") and not hasattr(items, "__iter__"):
@@ -281,7 +284,19 @@ class DataLoader(Generic[B]):
         """
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[B]:
+    @overload
+    def __iter__(self: DataLoader[DefaultBatch, Never]) -> Iterator[Any]: ...  # a dataset of Any
+    @overload
+    def __iter__(
+        self: DataLoader[DefaultBatch, tuple[np.ndarray[Any, Any] | torch.Tensor, ...]],
+    ) -> Iterator[list[torch.Tensor]]: ...
+    @overload
+    def __iter__(self: DataLoader[DefaultBatch, dict[str, Any]]) -> Iterator[dict[str, Any]]: ...
+    @overload
+    def __iter__(self: DataLoader[DefaultBatch, object]) -> Iterator[Any]: ...
+    @overload
+    def __iter__(self) -> Iterator[B]: ...
+    def __iter__(self) -> Iterator[Any]:
         """Begin an epoch: the next one, or the one that was loaded by `load_state_dict`."""
         start = dict(self._start or {})
         number = self._epoch
@@ -310,7 +325,7 @@ class DataLoader(Generic[B]):
         else:
             first = epoch_progress.first
             batches = self._engine.iterate(self._batches.epoch(number, first), first=first, **how)
-        epoch: Epoch[B] = Epoch(
+        epoch: Epoch[Any] = Epoch(
             batches, self._batches, number, epoch_progress, self._finish, self._meter, most
         )
         # At the end, as a whole: a signal, or an error, before it leaves the epoch to the next
@@ -454,7 +469,7 @@ class DataLoader(Generic[B]):
         """End the workers; idempotent. A loader that is dropped does so by itself."""
         self._engine.close(seconds("timeout_s", timeout_s))
 
-    def __enter__(self) -> DataLoader[B]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

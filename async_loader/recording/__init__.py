@@ -1,4 +1,4 @@
-"""Environments that record themselves: wrappers that add every step of a usual loop to a table."""
+"""Recording Gymnasium and PettingZoo environments: wrappers that add every step to a table."""
 
 from __future__ import annotations
 

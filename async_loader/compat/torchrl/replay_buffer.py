@@ -294,7 +294,7 @@ class ReplayBuffer:
             self.table.clear()
 
     def dumps(self, path: str | os.PathLike[str]) -> None:
-        """Save to a folder: what has changed since the save before."""
+        """Save the whole buffer to a folder. The save before stays until this one is complete."""
         folder = Path(path_of("path", path))
         if self.table.schema is None:
             raise ConfigError("nothing was added yet: there is nothing to save")

@@ -144,7 +144,8 @@ class IoThread:
     def count(self, **more: int) -> None:
         """Add to counts. Any thread."""
         with self._counting:
-            self.counts.update(more)
+            for name, number in more.items():
+                self.counts[name] += number
 
     # -- what both sides speak ---------------------------------------------------------------------
 

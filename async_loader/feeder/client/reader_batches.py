@@ -85,7 +85,10 @@ class ReceivedBatch:
     def copy(self) -> None:
         """Copy the batch, which frees its slot."""
         assert self.block is not None
-        self.block, self.lends, self.slots = self.block[: self.layout.nbytes].copy(), True, None
+        block, slots = self.block[: self.layout.nbytes].copy(), self.slots
+        self.block, self.lends, self.slots = block, True, None
+        if slots is not None and slots.copies:
+            slots.back.append(self.slot)
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return the arrays: views of the block while that can be lent, else of a copy. Once."""

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 
 from async_loader import process_hooks
 from async_loader.batch_layout import BatchLayout
@@ -42,6 +43,15 @@ class ReaderSlots:
         If there is not enough memory.
     Unsupported
         If memory cannot be sealed.
+
+    Attributes
+    ----------
+    copies : bool
+        Batches are small: each is copied when it is taken, and its slot is `back`.
+    kept : list of (int, Lease)
+        All slots by number, if ``copies``: making a lease costs more than the copy.
+    theirs : dict of Lease
+        Slots that the feeder has.
     """
 
     def __init__(self, schema: Schema, rows: int, ahead: int, spare: int) -> None:
@@ -51,6 +61,8 @@ class ReaderSlots:
         self.ring = SlotRing(ahead + spare, self.layout.nbytes, spare)
         self.ring.segment.seal()
         self.theirs: dict[int, Lease] = {}
+        self.kept = [leased for _ in range(ahead * self.copies) if (leased := self.ring.lease())]
+        self.back = deque(slot for slot, _ in self.kept)
         _all.add(self)
 
     def offer(self, endpoint: str, session: int, number: int) -> None:
@@ -62,7 +74,7 @@ class ReaderSlots:
     def give(self) -> list[int]:
         """Return the free slots; they are the feeder's from here on."""
         given = []
-        while (leased := self.ring.lease()) is not None:
+        while leased := self.kept[self.back.popleft()] if self.back else self.ring.lease():
             slot, self.theirs[slot] = leased
             given.append(slot)
         return given
@@ -77,6 +89,7 @@ class ReaderSlots:
     def close(self) -> None:
         """Close the memory. Lent batches keep theirs."""
         self.theirs.clear()
+        self.kept.clear()
         self.ring.segment.close()
 
 

@@ -200,7 +200,7 @@ class Saved(Control, frozen=True, kw_only=True):
     """What a save did."""
 
     TYPE = Type.SAVED
-    kind: Literal["full", "incremental"]
+    kind: Literal["full"]
     number: U64
     nbytes: U64
     duration_s: codes.Wait

@@ -115,7 +115,8 @@ class TableItems:
         self.last = np.full(_FIRST_STREAMS, -1, np.int64)
         self._born, self._died = (np.empty(2 * rows, np.int64) for _ in range(2))
         self.given: Floats = _NO_FLOATS
-        # What the first of those that use priorities gave to items that came without one.
+        # What the first of those that use priorities gave to items that came without one; a remover
+        # takes the same.
         self.assigned: Floats = _NO_FLOATS
         self._passed = NO_ROWS
         self.times = np.zeros(rows if max_times_sampled else 0, np.int64)
@@ -224,6 +225,7 @@ class TableItems:
 
     def _sort_told(self) -> None:
         rows = self.storage.layout.rows
+        self._told.sort(key=lambda one: one is self.remover)
         self.prioritized = [one for one in self._told if one.prioritized]
         alone = len(self.prioritized) == 1  # several have to be told one by one
         self._update_by_id = (
@@ -287,10 +289,12 @@ class TableItems:
             rows = self._born[:born]
             if self._most:
                 self.times[rows] = 0
+            first = self.prioritized[0] if self.prioritized else None
             for one in self._told:
-                priority = self.given_to(rows)
+                follows = first not in (None, one) and one is self.remover
+                priority = self.assigned[rows] if follows else self.given_to(rows)
                 one.insert(rows, priority)
-                if self.prioritized and one is self.prioritized[0]:
+                if one is first:
                     self.assigned[rows] = priority
         if passed:
             for sampler in self._told_of_passed:

@@ -228,9 +228,6 @@ def learner(options: dict) -> None:
     ending, memfd = Ending(), os.memfd_create
     # so that it can be told from a table where it is mapped
     os.memfd_create = lambda name, how: memfd("learner", how)
-    # Where a feeder was killed between its answer and an offer of memory, that is said, and memory
-    # offered to the next: the verdict looks at what there was in the end.
-    logging.getLogger("async_loader").setLevel(logging.ERROR)
     log, wanted = Log(options["folder"], options["name"]), None
     if options["until"]:  # the last one, which takes what the others have left
         wanted = {tuple(one) for one in json.loads(Path(options["until"]).read_text())}
@@ -426,6 +423,9 @@ def main(argv: list[str]) -> None:
     # the end of the zygote ends all roles
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     role, options = argv
+    # Warnings of a feeder that is away, or of one that was killed between its answer and an offer
+    # of memory, are right: the verdict looks at what there was in the end.
+    logging.getLogger("async_loader").setLevel(logging.ERROR)
     before = opened()
     {"actor": actor, "learner": learner, "server": server}[role](json.loads(options))
     gc.collect()  # a table's memory goes with its last reader
