@@ -142,21 +142,6 @@ def cluster_dashboard(
     commands.dashboard(addresses or [], config, ray, keys, port)
 
 
-@cluster.command("top")
-def cluster_top(
-    addresses: Addresses = None,
-    config: MaybeConfig = None,
-    ray: Ray = None,
-    keys: Keys = None,
-) -> None:
-    """Show all shards on the whole terminal, redrawn each second. Ctrl-C ends it."""
-    from rich.console import Console
-
-    from async_loader.scale import commands
-
-    commands.top(addresses or [], config, ray, keys, Console())
-
-
 @cluster.command("drain")
 def cluster_drain(
     shard: Annotated[str, typer.Argument(help="As in shard-1.")],

@@ -126,8 +126,10 @@ class ReadPlan:
         whole, across = view is not None and bool(view.whole), view is not None and view.crosses
         following = self.goals is not None and self.goals.following
         made = np.zeros(NUMBERS + numbers + 5 * places, np.int64)
+        pair = view is None and self.gamma is None and self.depth == 1 and self.goals is None
         made[:NUMBERS] = (
-            self.depth, self.span, dilation, least, self.successor, whole, across, following, places
+            self.depth, self.span, dilation, least, self.successor, whole, across, following,
+            places, pair,
         )  # fmt: skip
         if self.gamma is not None:
             discounts = made[NUMBERS : NUMBERS + numbers].view(np.float64)

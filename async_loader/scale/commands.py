@@ -1,6 +1,4 @@
-"""The commands ``cluster up``, ``status``, ``drain``, ``restart`` and ``down``; and ``dashboard``
-and ``top``, which show a cluster live.
-"""
+"""The commands ``cluster up``, ``status``, ``drain``, ``restart``, ``down`` and ``dashboard``."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from async_loader.errors import ConfigError
 from async_loader.feeder.commands import clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard import Dashboard
-from async_loader.observe.terminal import redraw
 from async_loader.scale import ray_library
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.cluster import Cluster
@@ -99,18 +96,6 @@ def dashboard(
             Console().print(f"dashboard: {page.url}", highlight=False, soft_wrap=True)
             with contextlib.suppress(KeyboardInterrupt):
                 readable([], None)
-
-
-def top(
-    addresses: Sequence[str],
-    config: Path | None,
-    ray: str | None,
-    keys: str | None,
-    console: Console,
-) -> None:
-    """Redraw the screen once a second, until Ctrl-C. Raises as `watched`."""
-    with watched(addresses, config, ray, keys) as client:
-        redraw(lambda: status_of(client), console)
 
 
 def status_of(client: ClusterClient) -> ClusterStatus:

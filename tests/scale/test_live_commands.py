@@ -1,4 +1,4 @@
-"""``cluster dashboard`` and ``cluster top``, with shards in threads: what a viewer gets."""
+"""``cluster dashboard``, with shards in threads: what a viewer gets."""
 
 from __future__ import annotations
 

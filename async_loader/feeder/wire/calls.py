@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from msgspec import Meta
 
@@ -200,7 +200,6 @@ class Saved(Control, frozen=True, kw_only=True):
     """What a save did."""
 
     TYPE = Type.SAVED
-    kind: Literal["full"]
     number: U64
     nbytes: U64
     duration_s: codes.Wait

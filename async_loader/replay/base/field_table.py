@@ -56,7 +56,8 @@ WHOLE = 5  # 1: the item is an episode, and ends with it
 ACROSS = 6  # 1: it goes on into the next episode of its stream
 FOLLOWING = 7  # 1: what a step has achieved is in the row after it
 PLACES = 8
-NUMBERS = 9
+PAIR = 9  # 1: items are a step and the row after it, as it is
+NUMBERS = 10
 
 NO_PLAN: Ids = np.empty(0, np.int64)
 """Of items that are one row each."""

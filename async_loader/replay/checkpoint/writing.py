@@ -181,8 +181,6 @@ class SaveReport:
 
     Attributes
     ----------
-    kind : "full"
-        Each save holds the whole table.
     number : int
         Of the save; for ``load(path, number=...)``.
     nbytes : int
@@ -195,7 +193,6 @@ class SaveReport:
         Rows written; those that changed while it ran count more than once.
     """
 
-    kind: str
     number: int
     nbytes: int
     duration_s: float
@@ -283,7 +280,6 @@ class Saver:
                 os.rename(root / folder_name(old), gone)
                 shutil.rmtree(gone)
         return SaveReport(
-            kind="full",
             number=number,
             nbytes=manifest.nbytes + len(text),
             duration_s=time.monotonic() - started,

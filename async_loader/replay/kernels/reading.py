@@ -36,6 +36,7 @@ from async_loader.replay.kernels.machine import (
     after_loads,
     at,
     before_stores,
+    copy,
     fetch,
     fetch_run,
     get_row,
@@ -182,6 +183,48 @@ def _read_single(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: An
     return gone
 
 
+@kernel(inline=True)
+def _read_pairs(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: Any) -> int:
+    """As `_read_linked`, of which it takes half the time, for steps with the row after each."""
+    base, stride, count, gone = g[BASE], g[STRIDE], g[ROWS], 0
+    for i in range(-2 * AHEAD, len(ids)):
+        if i + 2 * AHEAD < len(ids):
+            fetch(base + _row_of(g, rows, ids, i + 2 * AHEAD) * stride, stride)
+        if 0 <= i + AHEAD < len(ids):
+            _fetch_linked(g, _row_of(g, rows, ids, i + AHEAD), 0, 1)
+        if i < 0:
+            continue
+        row = _row_of(g, rows, ids, i)
+        address = base + row * stride
+        if len(rows):
+            ids[i] = load(address + ID) - 1
+        name, stamp, after = ids[i], load(address + FLAGS), load(address + NEXT)
+        there = name >= 0 and holds(address, name) and stamp & (VERSION_ONE | FINAL) == 0
+        if after < 0:  # it terminated without an observation after it
+            there = there and stamp & TERMINATED != 0
+            after = name
+        other = neighbour(row, name, after, count)
+        address_after = base + other * stride
+        stamp_after = load(address_after + FLAGS)
+        there = there and holds(address_after, after) and stamp_after & VERSION_ONE == 0
+        if there:
+            for f in range(len(fields)):
+                shown = other if fields[f, t.SHOWN] == t.AFTER else row
+                copy(
+                    block + fields[f, t.ARRAY_ADDRESS] + i * fields[f, t.ARRAY_STRIDE],
+                    fields[f, t.ROW_ADDRESS] + shown * fields[f, t.ROW_STRIDE],
+                    fields[f, t.NBYTES],
+                )
+            after_loads()
+            there = holds(address, name) and load(address + FLAGS) == stamp
+            there = there and holds(address_after, after)
+            there = there and load(address_after + FLAGS) == stamp_after
+        if len(taken):
+            taken[i] = there
+        gone += not there
+    return gone
+
+
 @kernel(inline=True, always=True)
 def _read_item(
     g: Any,
@@ -234,6 +277,9 @@ def _read_linked(
         plan[at + 2 * size : at + 3 * size],
         plan[at + 3 * size : at + 4 * size],
         plan[at + 4 * size :],
+        base,
+        stride,
+        g[ROWS],
     )
     for i in range(-2 * ahead, len(ids)):
         if i + 2 * ahead < len(ids):
@@ -265,6 +311,8 @@ def copy_rows(
     that is gone. See field_table.py and field_table.py. Addresses in ``fields`` count from
     ``block``.
     """
+    if len(plan) and plan[t.PAIR]:
+        return _read_pairs(g, rows, ids, fields, block, taken)
     if len(plan):
         return _read_linked(g, rows, ids, fields, plan, block, goals, taken)
     return _read_single(g, rows, ids, fields, block, taken)

@@ -47,6 +47,8 @@ class Visited(NamedTuple):
         The place at which the episode of each begins.
     axis : int64 array [places]
         The place of each step on the time axis.
+    base, stride, size : int
+        Of the table's rows: a kernel that stores would load them from ``g`` again.
     """
 
     names: Any
@@ -54,6 +56,9 @@ class Visited(NamedTuple):
     stamps: Any
     begins: Any
     axis: Any
+    base: int
+    stride: int
+    size: int
 
 
 @kernel(inline=True, always=True)
@@ -62,7 +67,7 @@ def visit(g: Any, visited: Any, name: int, row: int, place: int) -> bool:
 
     Return whether it is there and not being patched.
     """
-    address = g[BASE] + row * g[STRIDE]
+    address = visited.base + row * visited.stride
     visited.names[place], visited.rows[place] = name, row
     visited.stamps[place] = load(address + FLAGS)
     return holds(address, name) and visited.stamps[place] & VERSION_ONE == 0
@@ -72,8 +77,8 @@ def visit(g: Any, visited: Any, name: int, row: int, place: int) -> bool:
 def _linked(g: Any, visited: Any, place: int, link: int) -> Any:
     """Return the id that the row at a place links to, negative without one, and where it is."""
     row = visited.rows[place]
-    other = load(g[BASE] + row * g[STRIDE] + link)
-    return other, neighbour(row, visited.names[place], other, g[ROWS])
+    other = load(visited.base + row * visited.stride + link)
+    return other, neighbour(row, visited.names[place], other, visited.size)
 
 
 @kernel(inline=True, always=True)
@@ -99,15 +104,15 @@ def _walk_evenly(g: Any, visited: Any, first: int, count: int) -> int:
     No load waits for the one before, as it does from link to link: a third of the time.
     """
     name, row = visited.names[first], visited.rows[first]
-    apart = load(g[BASE] + row * g[STRIDE] + NEXT) - name
+    apart = load(visited.base + row * visited.stride + NEXT) - name
     end = row + apart * (count - 1)
-    if apart <= 0 or end >= g[ROWS]:
+    if apart <= 0 or end >= visited.size:
         return 0
-    address, step = g[BASE] + row * g[STRIDE], apart * g[STRIDE]
+    address, step = visited.base + row * visited.stride, apart * visited.stride
     flags, wrong = 0, 0
     for k in range(count):
         if k + AHEAD < count:
-            fetch(address + AHEAD * step, g[STRIDE])
+            fetch(address + AHEAD * step, visited.stride)
         stamp = load(address + FLAGS)
         wrong |= load(address + ID) ^ (name + 1)
         if k < count - 1:
@@ -167,7 +172,7 @@ def walk_on(g: Any, plan: Any, visited: Any) -> Any:
     place = first = plan[t.BEFORE] - 1
     span, followed, across = plan[t.SPAN], plan[t.FOLLOWED], plan[t.ACROSS]
     dilation = plan[t.DILATION]
-    if plan[t.WHOLE] and load(g[BASE] + visited.rows[first] * g[STRIDE] + PREV) >= 0:
+    if plan[t.WHOLE] and load(visited.base + visited.rows[first] * visited.stride + PREV) >= 0:
         return 0, place, 0  # it begins within an episode
     apart, step = 0, 0
     if span >= _EVEN_FROM:
@@ -194,7 +199,7 @@ def walk_on(g: Any, plan: Any, visited: Any) -> Any:
                 if not there:
                     return 0, place, 0
             begin, after = place + 1, _next_episode(g, after)
-            row = after % g[ROWS]
+            row = after % visited.size
         place += 1
         if after < 0 or not visit(g, visited, after, row, place):
             return 0, place, 0
@@ -204,11 +209,11 @@ def walk_on(g: Any, plan: Any, visited: Any) -> Any:
             if step % dilation == 0:
                 visited.axis[step // dilation] = place
         elif step + AHEAD < span:
-            fetch_run(g, row, row - visited.rows[place - 1], AHEAD, AHEAD, g[STRIDE])
+            fetch_run(g, row, row - visited.rows[place - 1], AHEAD, AHEAD, visited.stride)
     ends = visited.stamps[place] & ENDS != 0
     if not ends and (plan[t.WHOLE] or step < span - 1):
         return 0, place, 0
-    if step // dilation + 1 < plan[t.LEAST]:
+    if step < (plan[t.LEAST] - 1) * dilation:
         return 0, place, 0
     if followed:
         flags = visited.stamps[place]
@@ -229,7 +234,10 @@ def unchanged(g: Any, plan: Any, visited: Any, last: int, apart: int) -> bool:
     while place <= last:
         if apart and place == plan[t.BEFORE] - 1:
             name = visited.names[place] + 1
-            address, step = g[BASE] + visited.rows[place] * g[STRIDE], apart * g[STRIDE]
+            address, step = (
+                visited.base + visited.rows[place] * visited.stride,
+                apart * visited.stride,
+            )
             for k in range(plan[t.SPAN]):
                 wrong |= load(address + ID) ^ name
                 wrong |= load(address + FLAGS) ^ visited.stamps[place + k]
@@ -237,7 +245,7 @@ def unchanged(g: Any, plan: Any, visited: Any, last: int, apart: int) -> bool:
             place += plan[t.SPAN]
             continue
         if visited.names[place] >= 0:
-            address = g[BASE] + visited.rows[place] * g[STRIDE]
+            address = visited.base + visited.rows[place] * visited.stride
             wrong |= load(address + ID) ^ (visited.names[place] + 1)
             wrong |= load(address + FLAGS) ^ visited.stamps[place]
         place += 1
