@@ -130,6 +130,10 @@ class TableStreams(TableItems):
         """End the episodes of these streams that were open before the table was loaded."""
         self.end(self._stale.intersection(numbers), r.TRUNCATED)
 
+    def go_on(self) -> None:
+        """Have the open episodes of a loaded table go on: their environments do."""
+        self._stale.clear()
+
     def _ready(self, more: int) -> None:
         """Prepare the memory of ``more`` rows that are about to be written for the first time."""
         used = self.items.top
