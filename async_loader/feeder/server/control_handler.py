@@ -11,6 +11,7 @@ from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher, too_late
 from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.status import session_status
 from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
@@ -37,6 +38,9 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
+
+_DIED = 16
+"""Clients that died which STATUS names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -156,7 +160,7 @@ class ControlHandler:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
-            Type.END: self._end,
+            Type.END: lambda *_: None,
         }
 
     def _hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
@@ -168,6 +172,7 @@ class ControlHandler:
         assert isinstance(hello, Hello)
         self._check_stays()
         sessions = self._server_state.sessions
+        self._server_state.died.pop(hello.client, None)
         before = sessions.before(hello, user)
         if before is not None:
             self.leave(before)
@@ -177,8 +182,15 @@ class ControlHandler:
 
     def end_sessions(self, place_needed: bool = False) -> None:
         """End the sessions that are over."""
-        for session in self._server_state.sessions.over(place_needed):
-            self._server_state.ended[session.end] += 1
+        state = self._server_state
+        for session in state.sessions.over(place_needed):
+            end = session.end
+            state.ended[end] += 1
+            if end != "left":
+                said = session_status(session, state) | {"state": end}
+                state.died[session.hello.client] = session.heard, said
+                if len(state.died) > _DIED:
+                    del state.died[next(iter(state.died))]
             self.leave(session)
 
     def leave(self, session: Session) -> None:
@@ -327,9 +339,6 @@ class ControlHandler:
 
     def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))
-
-    def _end(self, session: Session, message: Message, body: End) -> None:
-        session.said_end = True
 
     def send_last(self, reason: str, unsaved: str) -> None:
         """Answer all waiting requests, end all sessions; ``unsaved``: why a DRAIN has failed."""

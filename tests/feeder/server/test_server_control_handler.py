@@ -18,6 +18,7 @@ from async_loader.feeder.wire import (
     Hello,
     Latest,
     OpenReader,
+    OpenWriter,
     Ping,
     Plane,
     Pong,
@@ -278,6 +279,38 @@ def test_a_session_of_a_client_that_leaves_ends_at_once_and_status_says_how_othe
         said = peers["works"].status()
         assert said["sessions_ended"] == {"left": 2, "died": 1, "lost": 1}
         assert len(said["sessions"]) == 1
+        died = {one["state"]: one["role"] for one in said["sessions_died"]}
+        assert died == {"died": "actor", "lost": "actor"}
+        assert min(one["silent_s"] for one in said["sessions_died"]) >= 10.0
+        peers["lost"].hello()
+        assert [one["state"] for one in peers["works"].status()["sessions_died"]] == ["died"]
+
+
+def test_status_says_what_clients_are_and_names_the_last_16_that_died():
+    with Rig() as rig:
+        peer = rig.peer()
+        reader, writer = (
+            OpenReader(table="t", batch_size=1),
+            OpenWriter(table="t", producer=bytes(16)),
+        )
+        asked = Ping(), Status(), Latest(name="policy", most=10), reader, writer
+        roles = []
+        for number, message in enumerate(asked):
+            peer.send(Plane.CONTROL, message, number)
+            rig.turn()
+            roles.append(rig.server.status()["sessions"][0]["role"])
+        assert roles == ["other", "watcher", "evaluator", "learner", "actor"]
+        for number in range(1, 19):
+            other = rig.peer()
+            other.open_writer(producer=bytes([number] * 16))
+            other.close()
+            rig.turn()
+        rig.pass_time(rig.server._settings.silence_s / 2)
+        peer.ask(Plane.CONTROL, Ping())
+        rig.pass_time(rig.server._settings.silence_s / 2)
+        said = rig.server.status()
+        assert (said["sessions_ended"]["died"], len(said["sessions"])) == (18, 1)
+        assert [one["id"] for one in said["sessions_died"]] == list(range(4, 20))
 
 
 def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):
