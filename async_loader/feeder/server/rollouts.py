@@ -109,7 +109,6 @@ class RolloutTables:
             folder = self._folders.of(body.table, arguments.get("path", ""))
             self._save_or_load(session, message, calls, body.call, folder)
             return None
-        session.rollouts = True
         arrays = unpacked(body.specs, message.data)
         request = calls.ask(
             session.hello.client, body.call, arguments, arrays, body.wait_s,
