@@ -25,6 +25,7 @@ from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.source import RolloutSource
+from async_loader.validation import whole
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -218,8 +219,9 @@ class RolloutsClient(RolloutMethods):
 
     def publish(self, version: int) -> None:
         """There is a newer policy, whose weights go another way than by `Client.publish`."""
+        number = whole("version", version, 0)
         self._settle(hold=True)
-        self._ask("publish", version=int(version))
+        self._ask("publish", version=number)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
         """Save in the feeder; what this process was given is trained. Return the bytes.
