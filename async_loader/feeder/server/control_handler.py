@@ -10,7 +10,7 @@ from typing import Any, Literal
 from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher, too_late
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.state import ServerState
+from async_loader.feeder.server.state import ServerState, TableEntry
 from async_loader.feeder.server.status import session_status
 from async_loader.feeder.wire import (
     CloseReader,
@@ -80,6 +80,12 @@ class PendingReplies:
 
     def __iter__(self) -> Iterator[PendingReply]:
         return iter(list(self._waits.values()))
+
+    def resting(self, key: Hashable) -> TableEntry | None:
+        """Return the table that a request waits for: it has no schema, or is being loaded."""
+        wait = self._waits.get(key)
+        table = None if wait is None or not isinstance(wait.what, TableEntry) else wait.what
+        return table if table is not None and (table.rests or table.table.schema is None) else None
 
     def add(self, key: Hashable, wait: PendingReply) -> None:
         """Add a request; it replaces one of the same ``key``."""
@@ -313,7 +319,8 @@ class ControlHandler:
         state, timeout_s = self._server_state, wanted.timeout_s
 
         def answer(over: bool) -> Message | None:
-            found = state.weights.answer(wanted, state.limits.message_bytes)
+            most = state.limits.message_bytes
+            found = state.weights.answer(session.number, wanted, most)
             if found is not None:
                 return message.reply(found[0], data=found[1])
             return message.reply(state.weights.nothing(wanted)) if over else None

@@ -120,7 +120,9 @@ class Server:
             self._control_handler.waits.news,
         )
         self._insert_handler = InsertHandler(server_state, self._dispatcher)
-        self._pull_handler = PullHandler(server_state, self._dispatcher)
+        self._pull_handler = PullHandler(
+            server_state, self._dispatcher, self._control_handler.waits
+        )
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
         self._stops = 0

@@ -200,6 +200,35 @@ def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte
         assert actor.receive(Plane.CONTROL).data is None
 
 
+def test_a_client_gets_all_of_the_weights_that_it_has_begun_to_read():
+    with Rig() as rig:
+        learner, actor, other = rig.peer(), rig.peer(), rig.peer()
+
+        def publish(version):
+            assert learner.ask(Plane.CONTROL, part(version), data=bytes([version]) * 8).body.newest
+
+        def read(peer, **more):
+            said = peer.ask(Plane.CONTROL, Latest(name="w", most=3, **more))
+            return said.body.version, said.body.offset, bytes(said.data)
+
+        publish(1)
+        assert read(actor) == (1, 0, b"\1\1\1")
+        publish(2)
+        assert read(other) == (2, 0, b"\2\2\2")
+        publish(3)
+        assert read(actor, version=1, offset=3) == (1, 3, b"\1\1\1")
+        assert read(actor, version=1, offset=6) == (1, 6, b"\1\1")
+        assert read(actor, version=1, offset=3) == (3, 0, b"\3\3\3"), "it had all of it"
+        weights = rig.server_state.weights
+        assert sorted(one.version for one in weights._reading.values()) == [2, 3]
+        weights._most = 3  # there is room for one
+        assert read(actor, version=3, offset=3) == (3, 3, b"\3\3\3")
+        assert read(other, version=2, offset=3) == (3, 0, b"\3\3\3")
+        weights.gone(actor.session)
+        weights.gone(other.session)
+        assert not weights._reading
+
+
 def test_the_first_publish_of_a_client_begins_a_run_and_ends_that_of_the_client_before():
     with Rig() as rig:
         first, second, actor = rig.peer(), rig.peer(), rig.peer()
