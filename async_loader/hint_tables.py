@@ -40,6 +40,7 @@ discount discount_factor -> gamma
 new default_priority max_priority_within_buffer initial_priority -> new_priority
 alpha beta -> sampler=Prioritized(alpha=..., beta=...)
 epsilon priority_eps -> eps
+beta0 beta_start beta_end beta_frames beta_steps beta_schedule -> beta=Linear(start, end, draws)
 normalise normalization -> normalize
 min_size learning_starts warmup min_size_to_learn -> min_size_to_sample
 min_size_to_sample learning_starts warmup -> min_size
