@@ -114,7 +114,8 @@ def micro_batches(
     ----------
     lengths, costs : sequences [ranks][members]
     tokens : int
-        Of one micro-batch at most. A longer member is alone.
+        Of one micro-batch at most. A longer member is alone. Where a rank has fewer members than
+        others need micro-batches, there are as many as it has members, and they are larger.
     """
     fewest = min(len(one) for one in lengths)
     count = max(_least(one, tokens) for one in lengths)
@@ -123,10 +124,8 @@ def micro_batches(
             return [_split(one, costs[i], count, tokens) for i, one in enumerate(lengths)]
         except ConfigError:
             count += 1
-    raise ConfigError(
-        f"micro-batches of {tokens} tokens: {max(map(sum, lengths))} tokens on one rank need "
-        f"{count}, and a rank has {fewest} members: raise tokens, or the batch"
-    )
+    most = max(map(sum, lengths))  # one rank has too few members: the others' are larger, not more
+    return [_split(one, costs[i], fewest, most) for i, one in enumerate(lengths)]
 
 
 def _least(lengths: Sequence[int], tokens: int) -> int:

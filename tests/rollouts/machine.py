@@ -218,7 +218,7 @@ class RolloutMachine(RuleBasedStateMachine):
         offsets, micro = arrays["offsets"], arrays["micro"]
         assert (np.diff(micro) > 0).all(), "an empty micro-batch"
         assert micro[-1] == len(groups)
-        if self.learner["tokens"] is not None:
+        if self.learner["tokens"] is not None and self.world == 1:
             for first, last in itertools.pairwise(micro):
                 size = offsets[last] - offsets[first]
                 assert size <= self.learner["tokens"] or last - first == 1
@@ -373,7 +373,7 @@ class RolloutMachine(RuleBasedStateMachine):
             self.grade(False)
             for rank in range(self.world):
                 self.draw(rank)
-            if self.held and len(self.held) == self.world:
+            if self.held:  # a rank may have its part alone: the other one's was trained before
                 self.settle(True)
             self.slots_are_full_or_held()
             self.each_prompt_is_somewhere_once()

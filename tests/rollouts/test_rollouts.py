@@ -354,6 +354,11 @@ def test_shares_of_published_lengths_differ_by_five_percent_at_most():
                 assert sum(lengths[members[r][i]] for i in one) <= 32_768
 
 
+def test_a_rank_with_few_members_is_not_left_without_a_micro_batch():
+    found = share([[3, 3, 3], [2]], 4, [[3.0] * 3, [2.0]])
+    assert found == [[[0, 1, 2]], [[0]]]
+
+
 def test_padded_and_jagged_show_the_same_values():
     table = Rollouts(SCHEMA, batch=1, max_lag=0)
     add(table, [0], size=2, length=2)
