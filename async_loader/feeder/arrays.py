@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,29 +10,25 @@ import numpy.typing as npt
 
 from async_loader.feeder.wire import specs_of, tensors_of
 from async_loader.feeder.wire.control import TensorSpec
+from async_loader.rollouts.batches import Block, joined
 
 Array = npt.NDArray[Any]
 
 
-def packed(arrays: Mapping[str, Array]) -> tuple[tuple[TensorSpec, ...], bytes | None]:
-    """Return what names the arrays, and their bytes, those of large items first: so none needs to
-    be copied where it arrives. ``None``: there are no bytes.
+def packed(arrays: Mapping[str, Array]) -> tuple[tuple[TensorSpec, ...], Any]:
+    """Return what names the arrays, and their bytes; ``None``: there are no bytes.
 
-    Raises SchemaError for a dtype that cannot be sent.
+    Those of large items come first: so none needs to be copied where it arrives. Raises SchemaError
+    for a dtype that cannot be sent.
     """
-    ordered = dict(sorted(arrays.items(), key=lambda one: -one[1].dtype.itemsize))
-    data = b"".join([_bytes(one) for one in ordered.values() if one.nbytes])
-    return specs_of(ordered), data or None
-
-
-def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    if not arrays:
+        return (), None
+    given = {name: np.atleast_1d(one) for name, one in arrays.items()}
+    block = arrays if isinstance(arrays, Block) else joined({n: [one] for n, one in given.items()})
+    shaped = {name: one.reshape(arrays[name].shape) for name, one in block.items()}
+    return specs_of(shaped), block.block.data if block.block.nbytes else None
 
 
 def unpacked(specs: Sequence[TensorSpec], data: Any) -> dict[str, Array]:
     """Return the arrays of a block, as views. Raises Malformed."""
-    found = tensors_of(specs, b"" if data is None else data)
-    for array in found.values():
-        with contextlib.suppress(ValueError):
-            array.flags.writeable = False
-    return found
+    return tensors_of(specs, b"" if data is None else data)

@@ -18,8 +18,8 @@ from async_loader.feeder.table_settings import make_table, read_table, rollouts_
 from async_loader.feeder.wire import codes
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
-from async_loader.rollouts.group_table import GroupSettings
 from async_loader.rollouts.rollouts import Rollouts
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.validation import path_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -295,7 +295,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
     def from_plain(cls, tables: Mapping[str, Any]) -> ServerSettings:
         """Return settings with these tables, as in a YAML file. Raises ConfigError, as `load`."""
         plain = {
-            name: {"rollouts": one.plain()} if isinstance(one, Rollouts) else one
+            name: {"rollouts": one.settings.plain()} if isinstance(one, Rollouts) else one
             for name, one in tables.items()
         }
         return settings_of({"tables": plain}, cls)

@@ -31,9 +31,9 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.rate_limiter import check_stack
 from async_loader.replay.views import Sequences
-from async_loader.rollouts.group_table import GroupSettings
 from async_loader.rollouts.rollouts import Rollouts
 from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.schema import Field, Schema
 
 OBJECTS = {

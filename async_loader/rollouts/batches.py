@@ -13,6 +13,7 @@ from async_loader.errors import SchemaError
 from async_loader.public_names import set_public_names
 from async_loader.rollouts.schema import Array, GroupSchema, Ragged
 from async_loader.rollouts.states import MEMBER_BITS, Group
+from async_loader.shm.array_pool import ArrayPool
 from async_loader.table import Batch
 
 __all__ = ["jagged", "micro_batches", "padded"]
@@ -28,10 +29,12 @@ def pack(
     micro: Sequence[int],
     fields: Sequence[str],
     version: int,
-) -> dict[str, Array]:
+    max_lag: int | None = None,
+) -> Block:
     """Return a batch of members, each given by its group's place and its number.
 
-    Each value is copied once.
+    Each value is copied once. With ``max_lag`` it has ``mask``: which values are not older, by the
+    field ``version`` if it is ragged, or else by the lag of the group.
     """
     places = np.array(order, np.int64).reshape(-1, 2)
     which, member = places[:, 0], places[:, 1]
@@ -39,53 +42,77 @@ def pack(
     at = firsts[which] + member
     straight = bool((np.diff(at) == 1).all()) and len(at) == firsts[-1]
     lengths = np.concatenate([one.lengths for one in groups])[at]
-    found: dict[str, Array] = {}
+    found: dict[str, list[Array]] = {}
     for name in fields:
         columns = [one.columns[name] for one in groups]
         if name in schema.group:
-            if name in schema.fields and isinstance(schema.fields[name], Ragged):
-                found[f"{name}_offsets"] = _offsets([len(one) for one in columns])
-                found[name] = np.concatenate(columns)
+            if isinstance(schema.fields[name], Ragged):
+                found[f"{name}_offsets"] = [_offsets([len(one) for one in columns])]
             else:
-                found[name] = np.stack(columns)
-        elif name in schema.ragged and not straight:
-            found[name] = np.concatenate(
-                [
-                    columns[i][groups[i].starts[m] : groups[i].starts[m + 1]]
-                    for i, m in places.tolist()
-                ]
-            )
+                columns = [one[None] for one in columns]
+        elif straight:
+            pass
+        elif name in schema.ragged:
+            columns = [
+                columns[i][groups[i].starts[m] : groups[i].starts[m + 1]]
+                for i, m in places.tolist()
+            ]
         else:
-            joined = np.concatenate(columns)
-            found[name] = joined if straight or name in schema.ragged else joined[at]
+            columns = [np.concatenate(columns)[at]]
+        found[name] = columns
     ids = np.array([one.id for one in groups], np.int64)
     lags = version - np.array([one.version for one in groups], np.int64)
     again = np.array([one.redelivered for one in groups], np.bool_)
-    return found | {
+    made = {
         "offsets": _offsets(lengths),
-        "group": which.copy(),
+        "group": which,
         "index": (ids[which] << MEMBER_BITS) + member,
         "lag": lags[which],
         "redelivered": again[which],
         "micro": np.array(micro, np.int32),
         "prompt_index": np.array([one.prompt.number for one in groups], np.int64),
     }
+    if max_lag is not None and "version" in found and "version" in schema.ragged:
+        made["mask"] = np.concatenate(found["version"]) >= version - max_lag
+    elif max_lag is not None:
+        made["mask"] = np.repeat(made["lag"] <= max_lag, lengths)
+    return joined(found | {name: [one] for name, one in made.items()})
+
+
+class Block(dict[str, Array]):
+    """Arrays that lie one behind the other in one block of bytes, those of large items first."""
+
+    def __init__(self, arrays: Mapping[str, Array], block: Array) -> None:
+        super().__init__(arrays)
+        self.block = block
+
+
+def joined(pieces: Mapping[str, Sequence[Array]]) -> Block:
+    """Return arrays, each joined of its pieces, which are copied once."""
+    ordered = sorted(pieces.items(), key=lambda one: -one[1][0].dtype.itemsize)
+    sizes = [sum(one.nbytes for one in pieces) for _, pieces in ordered]
+    block = memory(sum(sizes))
+    found, begin = {}, 0
+    for (name, ones), size in zip(ordered, sizes, strict=True):
+        first, rows = ones[0], sum(map(len, ones))
+        array = block[begin : begin + size].view(first.dtype).reshape(rows, *first.shape[1:])
+        np.concatenate(ones, out=array)
+        found[name], begin = array, begin + size
+    return Block(found, block)
+
+
+_pool = ArrayPool()
+
+
+def memory(nbytes: int) -> Array:
+    """Return bytes in memory that is used again when no array in it is referenced."""
+    unit = max(64, 1 << max(0, nbytes.bit_length() - 4))  # so that there are few sizes
+    return _pool.array((-(-nbytes // unit) * unit,), np.dtype(np.uint8))[:nbytes]
 
 
 def _offsets(lengths: Any) -> Array:
     ends = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
     return ends.astype(np.int32) if ends[-1] < 2**31 else ends
-
-
-def mask_of(batch: Mapping[str, Array], version: int, max_lag: int) -> Array:
-    """Return which values are not older than ``max_lag`` at this version.
-
-    By the field ``version``, if it is ragged, or else by the lag of the group.
-    """
-    made = batch.get("version")
-    if made is not None and len(made) == batch["offsets"][-1]:
-        return np.asarray(made >= version - max_lag)
-    return np.repeat(batch["lag"] <= max_lag, np.diff(batch["offsets"]))
 
 
 def schema_of(schema: Any) -> GroupSchema:

@@ -12,10 +12,12 @@ from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Sampler
 from async_loader.rollouts.batches import pack
 from async_loader.rollouts.claims import Claims
-from async_loader.rollouts.group_table import GroupSettings, GroupTable
+from async_loader.rollouts.group_table import GroupTable
+from async_loader.rollouts.learner import Learner
 from async_loader.rollouts.requests import Answer, Found, Request, Requests
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.rollouts.states import MEMBER_BITS, State
-from async_loader.rollouts.steps import Learner, Steps
+from async_loader.rollouts.steps import Steps
 
 
 class RolloutCalls(Requests):
@@ -141,10 +143,9 @@ class RolloutCalls(Requests):
 
 def about(calls: RolloutCalls, request: Request) -> Found:
     """Return the settings, and where the table stands."""
-    one, table = calls.settings, calls.table
-    names = "batch", "max_lag", "size", "deadline_s", "stale", "tries", "replay", "policy"
+    table = calls.table
     return {
-        "schema": one.schema.plain(), **{name: getattr(one, name) for name in names},
+        **calls.settings.plain(),
         "version": table.version, "step": calls.steps.number,
         "cursors": {name: cursor.next for name, cursor in table.cursors.items()},
     }  # fmt: skip
@@ -191,6 +192,26 @@ def put(
     }
     lengths = np.asarray(request.arrays["lengths"])
     return {"late": calls.table.put(request.client, group, part, last, columns, lengths)}
+
+
+def extend(
+    calls: RolloutCalls, request: Request, name: str, ticket: int, prompts: list[Any]
+) -> Found | None:
+    """See `GroupTable.extend`."""
+    arrays = {one: (None, values) for one, values in request.arrays.items()}
+    (_, sizes), (_, lengths) = arrays.pop("sizes"), arrays.pop("lengths")
+    of = request.client, ticket
+    if len(prompts) != len(sizes) or int(sizes.sum()) != len(lengths):
+        raise ConfigError(f"{len(prompts)} prompts, {len(sizes)} groups, {len(lengths)} members")
+    found = calls.table.extend(of, calls.clock(), name, prompts, sizes, arrays, lengths)
+    request.why = f"{len(sizes)} of {calls.settings.slots} slots, {calls.table.free} are free"
+    return None if found is None else {"groups": found}
+
+
+def finish(calls: RolloutCalls, request: Request, name: str) -> Found:
+    """See `PromptLedger.note_limit`."""
+    calls.table.note_limit(name, None, over=True)
+    return {}
 
 
 def abort(calls: RolloutCalls, request: Request, group: int, reason: str) -> Found:
@@ -336,8 +357,8 @@ def status(calls: RolloutCalls, request: Request) -> Found:
 CALLS: dict[str, Callable[..., Any]] = {
     one.__name__: one
     for one in (
-        about, reserve, put, abort, claim, unclaim, update, draw, judge, settle, release_hold,
-        give_back, trained, publish, prioritize, delete, get, clear, status, waits,
+        about, reserve, put, extend, finish, abort, claim, unclaim, update, draw, judge, settle,
+        release_hold, give_back, trained, publish, prioritize, delete, get, clear, status, waits,
     )
 }  # fmt: skip
 _HINTS = {name: get_type_hints(one) for name, one in CALLS.items()}

@@ -1,192 +1,33 @@
-"""The groups of a table: slots, prompts under way, deadlines, versions.
+"""The groups of a table: reserved, made, given late fields.
 
-It has no lock and no clock. A call returns ``None`` for what cannot be done yet.
+A call returns ``None`` for what cannot be done yet.
 """
 
 from __future__ import annotations
 
-import secrets
-from collections import Counter, deque
+import itertools
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from async_loader.errors import ConfigError, SchemaError
-from async_loader.rollouts.schema import Array, GroupSchema
-from async_loader.rollouts.states import (
-    MEMBER_BITS,
-    SLOT,
-    Columns,
-    Cursor,
-    Group,
-    Prompt,
-    State,
-    by_group,
-)
+from async_loader.rollouts.prompts import NEXT
+from async_loader.rollouts.schema import Array
+from async_loader.rollouts.slots import GroupSettings, SlotTable
+from async_loader.rollouts.states import MEMBER_BITS, Columns, Group, Prompt, State, by_group
 
-Stale = Literal["wait", "drop", "mask"]
-_LOAD_BITS = 32
-"""Of the ids that are passed over at a load, at random: an id stays below 2 ** 47 for long."""
-_TICKETS = 1 << 12
-NEXT = -1
-"""In place of the number of a prompt."""
+_EXTENDED = 64
+"""Calls of `GroupTable.extend` that may come again."""
 MOST_MEMBERS = 1 << MEMBER_BITS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSettings:
-    """See `Rollouts`."""
-
-    schema: GroupSchema
-    batch: int
-    max_lag: int = 1
-    size: int = 8
-    deadline_s: float = 600.0
-    stale: Stale = "wait"
-    tries: int = 2
-    replay: int = 0
-    policy: str = "policy"
-
-    @property
-    def slots(self) -> int:
-        return (self.max_lag + 1) * self.batch
-
-
-@dataclass(slots=True)
-class Counts:
-    """What became of prompts and groups since the table was made.
-
-    Attributes
-    ----------
-    drawn : int
-        Prompts that were reserved.
-    trained : int
-        Prompts whose groups were trained, once or more often.
-    ended : Counter of str
-        Prompts that were given up, by reason.
-    given_back : Counter of str
-        Groups that ended, and whose prompts are reserved again, by reason.
-    late : int
-        Commits and updates of groups that had ended.
-    """
-
-    drawn: int = 0
-    trained: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
-    given_back: Counter[str] = field(default_factory=Counter)
-    late: int = 0
-    updates: int = 0
-
-
-class GroupTable:
-    """Groups and their prompts.
-
-    Attributes
-    ----------
-    groups : dict of int to Group
-        All that are not ended, in the order of their reservation.
-    holders : dict of int to Group
-        Those that hold a slot.
-    open : dict of int to Group
-        Those whose deadline runs: reserved, or without a field that is needed.
-    waiting : deque of Prompt
-        Prompts that were given back, or come from an iterator.
-    version : int
-        Of the newest policy.
-    needs : tuple of str
-        Fields that a group has to have until its deadline.
-    changed : bool
-        Set by each change.
-    """
+class GroupTable(SlotTable):
+    """Groups and their prompts."""
 
     def __init__(self, settings: GroupSettings) -> None:
-        self.settings, self.schema = settings, settings.schema
-        self.groups: dict[int, Group] = {}
-        self.holders: dict[int, Group] = {}
-        self.open: dict[int, Group] = {}
-        self.waiting: deque[Prompt] = deque()
-        self.cursors: dict[str, Cursor] = {}
-        self.skipped: set[tuple[str, int]] = set()
-        self.version = 0
-        self.needs = tuple(self.schema.fields)
-        self.next_id = 0
-        self._numbers: dict[tuple[Hashable, int], int] = {}  # of tickets whose calls may come again
-        self.counts = Counts()
-        self.changed = False
-
-    @property
-    def free(self) -> int:
-        """Slots that are free."""
-        return self.settings.slots - len(self.holders)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all values."""
-        columns = (column for one in self.groups.values() for column in one.columns.values())
-        return sum(column.nbytes for column in columns)
-
-    def count(self, state: State) -> int:
-        return sum(one.state is state for one in self.groups.values())
-
-    # -- the moves ---------------------------------------------------------------------------------
-
-    def move(self, group: Group, state: State) -> None:
-        """Change the state of a group, and what follows from it."""
-        group.move(state)
-        self.changed = True
-        if group.times or state not in SLOT:
-            self.holders.pop(group.id, None)
-        else:
-            self.holders[group.id] = group
-        if state is State.RESERVED or (state is State.READY and not group.has(self.needs)):
-            self.open[group.id] = group
-        else:
-            self.open.pop(group.id, None)
-        if state is State.ENDED:
-            del self.groups[group.id]
-
-    def end(self, group: Group, reason: str, give_back: bool = False) -> None:
-        """End a group; its prompt is given back, unless it was tried as often as it may be."""
-        trained = group.times > 0
-        group.reason = reason
-        self.move(group, State.ENDED)
-        group.columns, group.parts = {}, []
-        if trained:
-            return
-        if give_back and group.prompt.tries < self.settings.tries:
-            self.counts.given_back[reason] += 1
-            self.waiting.appendleft(group.prompt)
-        else:
-            self.counts.ended[reason] += 1
-
-    def expire(self, now: float) -> None:
-        """End the groups whose deadline has passed."""
-        for group in list(self.open.values()):
-            if group.deadline > now:
-                continue
-            late = [name for name in self.needs if group.lacks.get(name)]
-            if group.state is State.RESERVED:
-                self.end(group, "deadline", True)
-            else:
-                self.end(group, f"deadline: no {', '.join(late)}", True)
-
-    def due(self) -> float | None:
-        """Return when the next deadline passes."""
-        return min((one.deadline for one in self.open.values()), default=None)
-
-    def need(self, names: tuple[str, ...]) -> None:
-        """Set which fields a group has to have."""
-        if names == self.needs:
-            return
-        self.needs, self.changed = names, True
-        for group in self.groups.values():
-            if group.state is State.READY:
-                if group.has(names):
-                    self.open.pop(group.id, None)
-                else:
-                    self.open[group.id] = group
+        super().__init__(settings)
+        self._extended: dict[tuple[Hashable, int], list[int]] = {}
 
     # -- prompts and reservations ------------------------------------------------------------------
 
@@ -223,88 +64,88 @@ class GroupTable:
             ``None``: there is no free slot, or no prompt yet. ``{"end": True}``: there are no more,
             and none can be given back. ``{"next": True}``: the prompt is under way elsewhere.
         """
-        cursor = self.cursors.setdefault(name, Cursor())
-        if limit is not None or over:
-            self._limit(cursor, cursor.next if limit is None else limit)
-        if number == NEXT:
-            number = self._numbers.setdefault((owner, ticket), cursor.next)
-            if len(self._numbers) > _TICKETS:
-                del self._numbers[next(iter(self._numbers))]
-        if number is not None and number >= cursor.next:
-            cursor.next, self.changed = number + 1, True
-            self._draw(Prompt(name, number, value), queue=True)
+        self.note_limit(name, limit, over)
+        of = owner, ticket
+        if number is not None:
+            self.note_prompt(name, of, number, value)
         for group in self.groups.values():
-            if (group.owner, group.ticket) == (owner, ticket) and group.state is State.RESERVED:
+            if (group.owner, group.ticket) == of and group.state is State.RESERVED:
                 return self._reserved(group)
-        if self.free <= 0:
-            return {"end": True} if self._finished(name) else None
-        prompt = self._next_prompt(name, cursor, sequence=number is None and not over)
-        if prompt is None:
-            if number is not None:  # it is under way elsewhere
-                return {"next": True}
-            return {"end": True} if self._finished(name) else None
+        sequence = number is None and not over
+        prompt = self.next_prompt(name, sequence) if self.free > 0 else None
+        if prompt is not None:
+            return self._reserved(self._begin(prompt, owner, ticket, now, size))
+        if self._finished(name):
+            return {"end": True}
+        return {"next": True} if self.free > 0 and number is not None else None
+
+    def _begin(
+        self, prompt: Prompt, owner: Hashable, ticket: int, now: float, size: int | None = None
+    ) -> Group:
+        """Take a slot for a prompt."""
         prompt.tries += 1
+        deadline = now + self.settings.deadline_s
         group = Group(
-            self.next_id, prompt, self.version, now + self.settings.deadline_s, owner, ticket,
+            self.next_id, prompt, self.version, deadline, owner, ticket,
             self.settings.size if size is None else size,
         )  # fmt: skip
         self.next_id += 1
         self.groups[group.id] = self.holders[group.id] = self.open[group.id] = group
         self.changed = True
-        return self._reserved(group)
+        return group
 
     def _reserved(self, group: Group) -> dict[str, Any]:
         prompt = group.prompt
         return {
             "group": group.id, "number": prompt.number, "value": prompt.value,
             "version": group.version, "size": group.size, "tries": prompt.tries,
+            "deadline_s": self.settings.deadline_s,
         }  # fmt: skip
 
-    def _limit(self, cursor: Cursor, limit: int) -> None:
-        if cursor.limit != limit:
-            cursor.limit, self.changed = limit, True
-
-    def _draw(self, prompt: Prompt, queue: bool = False) -> bool:
-        """Count a prompt that is drawn for the first time; return whether it is to be tried."""
-        self.counts.drawn += 1
-        self.changed = True
-        if prompt.key in self.skipped:  # it was trained before the table was restored
-            self.skipped.discard(prompt.key)
-            self.counts.trained += 1
-            return False
-        if queue:
-            self.waiting.append(prompt)
-        return True
-
-    def _next_prompt(self, name: str, cursor: Cursor, sequence: bool) -> Prompt | None:
-        for i, prompt in enumerate(self.waiting):
-            if prompt.name == name:
-                del self.waiting[i]
-                return prompt
-        while sequence and not cursor.over:
-            prompt = Prompt(name, cursor.next)
-            cursor.next += 1
-            if self._draw(prompt):
-                return prompt
-        return None
-
-    def _finished(self, name: str) -> bool:
-        """Whether no prompt of a name is left, and none can be given back."""
-        return (
-            self.cursors[name].over
-            and not any(prompt.name == name for prompt in self.waiting)
-            and not any(one.prompt.name == name for one in self.open.values())
-        )
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether no group can come any more."""
-        return (
-            bool(self.cursors)
-            and all(cursor.over for cursor in self.cursors.values())
-            and not self.waiting
-            and not any(one.state is State.RESERVED for one in self.open.values())
-        )
+    def extend(
+        self,
+        of: tuple[Hashable, int],
+        now: float,
+        name: str,
+        prompts: list[Any],
+        sizes: Array,
+        columns: Columns,
+        lengths: Array,
+    ) -> list[int] | None:
+        """Add whole groups, of ``sizes`` members; return their ids. ``None``: too few slots."""
+        if of in self._extended:
+            return self._extended[of]
+        if len(sizes) > self.settings.slots:
+            raise ConfigError(
+                f"{len(sizes)} groups at once, there are {self.settings.slots} slots: add fewer"
+            )
+        if self.free < len(sizes):
+            return None
+        self._check(columns, lengths, len(sizes))
+        cuts = np.concatenate(([0], np.cumsum(sizes)))
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        found = []
+        for i, (a, b) in enumerate(itertools.pairwise(cuts.tolist())):
+            number = self.note_prompt(name, (of, i), NEXT, prompts[i])
+            if not self.waiting or self.waiting[-1].key != (name, number):  # it was trained
+                found.append(-1)
+                continue
+            group = self._begin(self.waiting.pop(), of[0], 0, now)
+            part = {}
+            for field, (_, values) in columns.items():
+                if field in self.schema.group:
+                    part[field] = None, values[i]
+                elif field in self.schema.ragged:
+                    part[field] = None, values[int(starts[a]) : int(starts[b])]
+                else:
+                    part[field] = None, values[a:b]
+            group.parts.append((part, lengths[a:b]))
+            self._commit(group)
+            found.append(group.id)
+        self._extended[of] = found
+        if len(self._extended) > _EXTENDED:
+            del self._extended[next(iter(self._extended))]
+        return found
 
     # -- members -----------------------------------------------------------------------------------
 
@@ -331,7 +172,7 @@ class GroupTable:
             self._commit(one)
         return False
 
-    def _check(self, columns: Columns, lengths: Array) -> None:
+    def _check(self, columns: Columns, lengths: Array, groups: int | None = None) -> None:
         """Raise SchemaError for columns that do not fit: a client may send anything."""
         total = int(lengths.sum())
         for name, (has, values) in columns.items():
@@ -339,6 +180,10 @@ class GroupTable:
             if field is None or values.dtype != field.dtype:
                 raise SchemaError(f"field {name!r} of {values.dtype} is not in the schema")
             if name in self.schema.group:
+                if groups is not None and len(values) != groups:
+                    raise SchemaError(
+                        f"field {name!r} has {len(values)} values for {groups} groups"
+                    )
                 continue
             rows = len(lengths) if has is None else len(has)
             if name in self.schema.ragged:
@@ -430,41 +275,3 @@ class GroupTable:
         for group in found:
             self.end(group, "deleted")
         return len(found)
-
-    # -- versions ----------------------------------------------------------------------------------
-
-    def over_stale(self, group: Group) -> bool:
-        lag = self.version - group.version
-        return self.settings.stale != "mask" and lag > self.settings.max_lag and not group.times
-
-    def publish(self, version: int) -> None:
-        """There is a newer policy, or one of another run."""
-        if version != self.version:
-            self.changed = True
-        self.version = version
-        for group in list(self.groups.values()):
-            group.version = min(group.version, version)
-            if group.state in (State.RESERVED, State.READY) and self.over_stale(group):
-                self.end(group, "stale", self.settings.stale == "wait")
-
-    def skip(self, keys: set[tuple[str, int]]) -> None:
-        """These prompts were trained after the save that this table was restored from."""
-        for group in list(self.groups.values()):
-            if group.prompt.key in keys and not group.times and group.state is not State.DELIVERED:
-                keys.discard(group.prompt.key)
-                group.times = 1  # so that the end is not counted as one
-                self.end(group, "")
-                self.counts.trained += 1
-        for prompt in [one for one in self.waiting if one.key in keys]:
-            keys.discard(prompt.key)
-            self.waiting.remove(prompt)
-            self.counts.trained += 1
-            self.changed = True
-        for name, number in keys:
-            cursor = self.cursors.get(name)
-            if cursor is None or number >= cursor.next:
-                self.skipped.add((name, number))
-
-    def pass_over(self) -> None:
-        """Give no id that another process may have given since a save, or another load of it."""
-        self.next_id += 1 + secrets.randbits(_LOAD_BITS)

@@ -37,9 +37,8 @@ class OpenGroup:
     """
 
     def __init__(
-        self, port: Port, schema: GroupSchema, granted: Mapping[str, Any], prompt: object,
-        deadline_s: float,
-    ) -> None:  # fmt: skip
+        self, port: Port, schema: GroupSchema, granted: Mapping[str, Any], prompt: object
+    ) -> None:
         self._port, self._schema = port, schema
         self.id: int = granted["group"]
         self.number: int = granted["number"]
@@ -47,7 +46,7 @@ class OpenGroup:
         self.size: int = granted["size"]
         self.tries: int = granted["tries"]
         self.prompt = prompt
-        self._until = time.monotonic() + deadline_s
+        self._until = time.monotonic() + granted["deadline_s"]
         self._members: list[dict[str, list[Array]]] = []
         self._group: dict[str, Array] = {}
         self._ended = ""

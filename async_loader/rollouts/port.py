@@ -31,6 +31,8 @@ class Pending(Protocol):
 class Port(Protocol):
     """Asks a table, wherever it is. Threads: any."""
 
+    keeps: bool
+    """Whether the table keeps the arrays that it is given."""
     most_bytes: int
     """Of one call."""
     timeout_s: float | None
@@ -93,6 +95,7 @@ class LocalPending:
 class LocalPort:
     """Drives a table under a lock, which is held for one call at a time."""
 
+    keeps = True
     most_bytes = 1 << 62
     timeout_s: float | None = None
 

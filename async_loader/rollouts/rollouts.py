@@ -15,11 +15,11 @@ from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.group_table import GroupSettings, Stale
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.port import LocalPort
 from async_loader.rollouts.saving import read, restore, state_of, write
 from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.slots import GroupSettings, Stale
 from async_loader.validation import one_of, path_of, whole
 
 __all__ = ["Rollouts"]
@@ -131,12 +131,6 @@ class Rollouts(RolloutMethods):
     def __reduce__(self) -> Any:
         raise CannotSend("a table of rollouts stays in its process: use connect('embedded')")
 
-    def plain(self) -> dict[str, Any]:
-        """Return the arguments as plain values, as in a feeder's configuration."""
-        one = self.settings
-        names = "batch", "max_lag", "size", "deadline_s", "stale", "tries", "replay", "policy"
-        return {"schema": one.schema.plain(), **{name: getattr(one, name) for name in names}}
-
     def publish(self, version: int) -> None:
         """There is a newer policy: what learners of this process were given is trained.
 
@@ -176,7 +170,7 @@ class Rollouts(RolloutMethods):
         nbytes = write(folder, state)
         self._saves += 1
         return SaveReport(
-            kind="full", number=self._saves, nbytes=nbytes, rows=len(state["meta"]["groups"]),
+            number=self._saves, nbytes=nbytes, rows=len(state["meta"]["groups"]),
             duration_s=time.perf_counter() - begun, pause_s=paused,
         )  # fmt: skip
 

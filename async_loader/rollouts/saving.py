@@ -30,7 +30,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
 from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.group_table import Counts
+from async_loader.rollouts.prompts import Counts
 from async_loader.rollouts.schema import Array
 from async_loader.rollouts.states import Cursor, Group, Prompt, State
 

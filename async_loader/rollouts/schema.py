@@ -155,6 +155,10 @@ class GroupSchema:
         field = self.fields.get(name)
         if field is None:
             raise SchemaError(f"there is no field {name!r}: {hint(name, self.fields)}")
+        if type(value) is np.ndarray and value.dtype == field.dtype:
+            shape = value.shape[1:] if isinstance(field, Ragged) and value.ndim else value.shape
+            if shape == field.shape and value.ndim == len(shape) + isinstance(field, Ragged):
+                return value.copy() if copy else value
         given = np.asarray(value if isinstance(value, list | tuple) else tensors.to_array(value))
         shape = given.shape[1:] if isinstance(field, Ragged) else given.shape
         if (isinstance(field, Ragged) and not given.ndim) or shape != field.shape:

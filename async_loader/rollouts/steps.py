@@ -17,7 +17,6 @@ chooses among the rest.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,63 +25,16 @@ from async_loader.errors import ConfigError
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.samplers.sampler import Items
 from async_loader.rollouts import balance
-from async_loader.rollouts.batches import mask_of, pack
+from async_loader.rollouts.batches import pack
 from async_loader.rollouts.group_table import GroupTable
+from async_loader.rollouts.learner import Learner, Owner, Part, Step
 from async_loader.rollouts.schema import Array
 from async_loader.rollouts.states import Group, State
 
-Owner = tuple[Hashable, int]
-"""A client, and which of its sources."""
 _JUDGED = 256
 """Groups that one answer asks about."""
 _DRAWS = 8
 """Draws of a sampler that may repeat an item, until it has named as many as are needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Learner:
-    """What a learner wants, on all its ranks. See `Rollouts.source`."""
-
-    needs: tuple[str, ...]
-    fields: tuple[str, ...] | None = None
-    judges: bool = False
-    max_times_sampled: int | None = 1
-    tokens: int | None = None
-    cost: tuple[float, float] = (1.0, 0.0)
-    overlong: str = "alone"
-    world_size: int = 1
-    sampler: str = ""
-    """As text: what tells one learner from another."""
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """What one rank gets of a step.
-
-    Attributes
-    ----------
-    owner : Owner | None
-        Who has it; ``None``: it waits.
-    order : list of (int, int)
-        Group, by its place in ``groups``, and member, as in the batch.
-    micro : list of int
-        Where micro-batches begin and end.
-    """
-
-    groups: list[Group]
-    order: list[tuple[int, int]]
-    micro: list[int]
-    owner: Owner | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Step:
-    """One batch, for all ranks."""
-
-    number: int
-    version: int
-    groups: list[Group] = field(default_factory=list)
-    parts: dict[int, Part] = field(default_factory=dict)
 
 
 class Steps:
@@ -144,6 +96,7 @@ class Steps:
             return None
         if not chosen:
             return {"end": True}, {}
+        self.number = max(self.number, after)  # a table that was restored is behind its learner
         self._open(chosen, learner)
         return self.draw(owner, after, rank, learner, sampler)
 
@@ -327,9 +280,11 @@ class Steps:
             fields = tuple(
                 name for name in table.schema.fields if all(one.has((name,)) for one in part.groups)
             )
-        arrays = pack(table.schema, part.groups, part.order, part.micro, fields, self.step.version)
-        if table.settings.stale == "mask":
-            arrays["mask"] = mask_of(arrays, self.step.version, table.settings.max_lag)
+        settings = table.settings
+        most = settings.max_lag if settings.stale == "mask" else None
+        arrays = pack(
+            table.schema, part.groups, part.order, part.micro, fields, self.step.version, most
+        )
         keys = [[one.prompt.name, one.prompt.number] for one in self.step.groups]
         self.why = ""
         return {

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from async_loader import Field
 from async_loader.errors import Timeout
 from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.group_table import GroupSettings
 from async_loader.rollouts.saving import restore, state_of
 from async_loader.rollouts.schema import GroupSchema, Ragged
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.rollouts.states import MEMBER_BITS, SLOT, State
 
 SCHEMA = {

@@ -102,6 +102,23 @@ def test_the_loader_trains_all_prompts_once_within_the_lag():
     assert not stats.given_back
 
 
+def test_whole_groups_are_added_as_batches_come():
+    table, other = (Rollouts(SCHEMA, batch=3, max_lag=0) for _ in range(2))
+    add(table, range(3), size=2)
+    batch = next_of(table.source())
+    ids = other.extend(batch, prompts=["a", "b", "c"])
+    again = next_of(other.source())
+    assert (again["index"] >> 16).tolist() == [one for one in ids for _ in range(2)]
+    for name in ("tokens", "offsets", "reward", "answer", "group"):
+        assert again[name].tolist() == batch[name].tolist()
+    with pytest.raises(Timeout, match="3 of 3 slots, 0 are free"):
+        other.extend(batch, timeout_s=0.01)
+    with pytest.raises(ConfigError, match="1 prompts for 3 groups"):
+        other.extend(batch, prompts=["a"])
+    with pytest.raises(SchemaError, match="counts from 0 on"):
+        other.extend({**batch, "group": batch["group"][::-1]})
+
+
 def test_a_reservation_waits_for_a_slot_and_says_who_holds_them():
     table = Rollouts(SCHEMA, batch=1, max_lag=0)
     commit(table)
@@ -294,7 +311,7 @@ def test_micro_batches_are_views_that_begin_at_zero():
         assert part["offsets"][0] == 0
         assert len(part["reward"]) == len(part["group"]) == len(part["offsets"]) - 1
         assert part["answer"][part["group"]].shape == part["reward"].shape
-        assert part["tokens"].base is batch["tokens"]
+        assert np.shares_memory(part["tokens"], batch["tokens"])
 
 
 def test_a_member_that_is_too_long_is_alone_or_an_error():

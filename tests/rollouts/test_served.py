@@ -110,6 +110,20 @@ def test_a_batch_that_is_larger_than_a_message_comes_in_parts(client):
     assert (batch["tokens"][-length:] == np.arange(length) + 1).all()
 
 
+def test_groups_that_are_larger_than_a_message_are_added_in_parts(client):
+    table, length = client.table("math"), 5 << 20
+    batch = {
+        "tokens": np.arange(2 * length, dtype=np.int32), "version": np.zeros(2 * length, np.int32),
+        "offsets": [0, length, 2 * length], "group": [0, 1], "reward": [1, 2], "answer": [3, 4],
+    }  # fmt: skip
+    assert len(table.extend(batch, prompts=["a", "b"])) == 2
+    found = next_of(table.source(), 60)
+    assert (found["tokens"] == batch["tokens"]).all()
+    assert found["answer"].tolist() == [3, 4]
+    with pytest.raises(ConfigError, match="give less at a time"):
+        commit(table, tokens=np.zeros(20 << 20, np.int32), version=np.zeros(20 << 20, np.int32))
+
+
 def test_a_save_is_one_cut_with_what_the_learner_was_given(client, tmp_path):
     table = client.table("math")
     for prompt in range(4):
@@ -140,7 +154,7 @@ assert not {"torch", "numba"} & set(sys.modules), sys.modules.keys()
 
 
 def test_settings_of_a_file_make_a_table():
-    plain = Rollouts(SCHEMA, batch=4, max_lag=2, stale="drop").plain()
+    plain = Rollouts(SCHEMA, batch=4, max_lag=2, stale="drop").settings.plain()
     given = ServerSettings.from_plain({"math": {"rollouts": plain}}).make_rollouts()["math"]
     assert given == Rollouts(SCHEMA, batch=4, max_lag=2, stale="drop").settings
     for wrong, text in (

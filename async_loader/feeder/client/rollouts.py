@@ -5,28 +5,31 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from async_loader.errors import CannotSend, Timeout
+import numpy as np
+
+from async_loader.errors import CannotSend, ConfigError, Timeout
 from async_loader.feeder.arrays import packed, unpacked
 from async_loader.feeder.client.arguments import save_path
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.table import Client
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
 from async_loader.lifecycle import Deadline, seconds
 from async_loader.replay.samplers import Sampler
+from async_loader.rollouts.batches import memory
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.source import RolloutSource
 
-if TYPE_CHECKING:
-    from async_loader.feeder.client.client import Client
-
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
 _EXPLAIN_S = 2.0
+_COPIED = 64 << 10
+"""Bytes of an answer that lies in zmq's memory otherwise."""
 _NONE: Mapping[str, Any] = {}
 
 
@@ -65,6 +68,8 @@ class RemotePort:
         For a call that does not wait for the table.
     """
 
+    keeps = False
+
     def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
         self._connection, self._name = connection, name
         self.timeout_s: float | None = timeout_s
@@ -85,6 +90,10 @@ class RemotePort:
     ) -> RemotePending:
         """See `Port`."""
         specs, data = packed(arrays)
+        if data is not None and len(data) > self.most_bytes:
+            raise ConfigError(
+                f"{name} takes {len(data):,} bytes, a call {self.most_bytes:,}: give less at a time"
+            )
         body = Rollouts(
             table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s
         )
@@ -114,16 +123,17 @@ class RemotePort:
         reply = connection.answer(pending.call, deadline)
         body = reply.body
         assert isinstance(body, RolloutsReply)
-        if not body.total:
+        have = 0 if reply.data is None else len(reply.data)
+        total = body.total or have
+        if total < _COPIED:
             return pending.take()
-        whole = bytearray(body.total)
-        have = len(reply.data)
-        whole[:have] = reply.data
-        while have < body.total:
+        whole = memory(total)  # warm, and of this process: zmq's is new, and read-only
+        whole[:have] = np.frombuffer(reply.data, np.uint8)
+        while have < total:
             arguments = {"key": body.key, "offset": have}
             rest = Call(Rollouts(table=self._name, call="rest", arguments=arguments), Plane.PULL)
             part = connection.call(rest, Deadline(self.timeout_s)).data
-            whole[have : have + len(part)] = part
+            whole[have : have + len(part)] = np.frombuffer(part, np.uint8)
             have += len(part)
         return body.answer, unpacked(body.specs, whole)
 

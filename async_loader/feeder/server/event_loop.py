@@ -33,7 +33,7 @@ from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.kernel_build import is_kept, is_warm, warm
-from async_loader.rollouts.group_table import GroupSettings
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.shm.hugepages import keep_freed
 
 _DEFAULTS = ServiceSettings()

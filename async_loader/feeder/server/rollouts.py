@@ -25,12 +25,13 @@ from async_loader.feeder.wire import (
     Rollouts,
     RolloutsReply,
     Type,
+    specs_of,
 )
 from async_loader.replay.samplers import Sampler
 from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.group_table import GroupSettings
 from async_loader.rollouts.requests import Answer, Request
 from async_loader.rollouts.saving import FILE, read, restore, state_of, write
+from async_loader.rollouts.slots import GroupSettings
 
 _log = logging.getLogger("async_loader.feeder")
 _BESIDE = 1 << 20
@@ -73,7 +74,7 @@ class RolloutTables:
         self._folders, self._every_s = folders, every_s
         self.tables = {name: RolloutCalls(one, clock, sampler_of) for name, one in settings.items()}
         self._waits: dict[int, list[tuple[RolloutCalls, Request]]] = {}
-        self._rests: dict[int, dict[int, bytes]] = {}
+        self._rests: dict[int, dict[int, Any]] = {}
         self._keys = itertools.count(1)
         self._saved: dict[str, Any] = {}
         self._saving: set[str] = set()
@@ -140,7 +141,7 @@ class RolloutTables:
                 key = next(self._keys)
                 self._rests.setdefault(session.number, {})[key] = data
                 first = RolloutsReply(answer=answer, specs=specs, total=len(data), key=key)
-                reply = message.reply(first, data=memoryview(data)[:most])
+                reply = message.reply(first, data=data[:most])
         except AsyncLoaderError as error:
             self._over(session, message, error)
             return
@@ -153,11 +154,11 @@ class RolloutTables:
         if key not in kept:
             raise Malformed(f"there is no answer {key} here: call again", ErrorCode.UNKNOWN_READER)
         data, most = kept[key], self._server_state.limits.message_bytes - _BESIDE
-        part = memoryview(data)[offset : offset + most]
+        part = data[offset : offset + most]
         if offset + len(part) >= len(data):
             del kept[key]
-        specs, whole = packed({"rest": np.frombuffer(part, np.uint8)})
-        return message.reply(RolloutsReply(specs=specs, total=len(data), key=key), data=whole)
+        specs = specs_of({"rest": np.frombuffer(part, np.uint8)})
+        return message.reply(RolloutsReply(specs=specs, total=len(data), key=key), data=part)
 
     def leave(self, session: Session) -> None:
         """End a session. Unless its client has begun another one, all that it has goes back."""
