@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib
 import importlib.util
@@ -38,8 +39,10 @@ class RolloutWorkerProtocol(Protocol):
     def check_health(self, stale_after_s: float) -> None: ...
 
 
-SAMPLE = """prompt completion input_ids completion_mask old_log_probs advantage model_version group_id
-metrics enqueued_at""".split()
+SAMPLE = [
+    "prompt", "completion", "input_ids", "completion_mask", "old_log_probs", "advantage",
+    "model_version", "group_id", "metrics", "enqueued_at",
+]  # fmt: skip
 """The fields of the published RolloutSample."""
 
 
@@ -124,7 +127,9 @@ def test_the_worker_has_the_published_protocol(installed):
         protocol = theirs("async_grpo_trainer").RolloutWorkerProtocol
     with Rollouts(**TABLE) as table:
         worker = RolloutWorker(table)
-        assert all(isinstance(getattr(worker, one), queue.Queue) for one in protocol.__annotations__)
+        assert all(
+            isinstance(getattr(worker, one), queue.Queue) for one in protocol.__annotations__
+        )
         assert worker.metrics_queue.empty()
     for name in ("start", "stop", "update_model_version", "check_health"):
         published = inspect.signature(getattr(protocol, name), eval_str=True)
@@ -224,7 +229,7 @@ def test_health_tells_the_end_from_silence_and_from_work():
 def test_the_installed_trainers_dataset_reads_the_worker():
     trainer = theirs("async_grpo_trainer")
     with Rollouts(**TABLE) as table:
-        worker, metrics = RolloutWorker(table), __import__("collections").defaultdict(list)
+        worker, metrics = RolloutWorker(table), collections.defaultdict(list)
         worker.start()
         for number in range(4):
             with table.reserve(number) as group:
@@ -235,5 +240,5 @@ def test_the_installed_trainers_dataset_reads_the_worker():
         )  # fmt: skip
         rows = next(iter(trainer.FixedCountBatcher(dataset, num_processes=2, microbatch_size=8)))
         assert sum(len(row.samples) for row in rows) == 8
-        assert {tuple(row.groups) for row in rows} == {(0, 1), (2, 3)} or len(rows) == 2
+        assert [len(row.groups) for row in rows] == [2, 2]
         assert metrics["sample/staleness_max"] == [0.0] * 8
