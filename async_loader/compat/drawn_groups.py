@@ -30,7 +30,7 @@ class DrawnGroups:
         self._lease: object = None
 
     def take(self, count: int, timeout_s: float | None) -> Groups:
-        """Return the members of the next groups of a batch, at most so many; none at the end.
+        """Return the members of the next groups of a batch, at most ``count``; none at the end.
 
         A member is a dict of its fields, with ``index`` and ``lag``. Raises Timeout.
         """

@@ -55,14 +55,14 @@ class DataSource:
         With `SCHEMA`, and batches of ``rollout_batch_size`` groups.
     sample : type
         The trainer's ``Sample``.
-    timeout_s : float, optional
-        For each group that is taken, or added.
+    timeout_s : float | None
+        For a batch, and for each group that is added.
     **wishes
         See `Rollouts.source`.
     """
 
     def __init__(
-        self, args: Any, table: Any, sample: Any, timeout_s: float | None = None, **wishes: Any
+        self, args: Any, table: Any, sample: Any, timeout_s: float | None = 3600, **wishes: Any
     ) -> None:
         self.args, self.table, self.rollout_id = args, table, -1
         self._type, self._timeout_s = sample, timeout_s
