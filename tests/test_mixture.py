@@ -180,7 +180,7 @@ def test_what_cannot_be_split_is_refused_before_anything_changes():
         mixture.delete(index)
     assert table.get(np.arange(100))["x"].min() == 0
     assert len(table) == 100
-    with pytest.raises(ConfigError, match="is of source 2, and this mixture has 2"):
+    with pytest.raises(ConfigError, match="is of source 2, of which there are 2 at most"):
         mixture.update_priorities(np.array([2 << SOURCE_BIT]), np.ones(1))
     with pytest.raises(ConfigError, match="4 rows, and x has 3: one for each"):
         mixture.update(index, x=np.ones(3))

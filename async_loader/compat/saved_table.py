@@ -42,7 +42,9 @@ class SavedTable(NamedTuple):
 
     def table(self) -> Table:
         """Make the table that was saved."""
-        return self.into(Table.from_checkpoint)
+        table = self.into(Table.from_checkpoint)
+        go_on(table)
+        return table
 
     def into(self, load: Callable[[Path], T]) -> T:
         """Return what ``load`` makes of the checkpoint's folder."""
@@ -52,6 +54,14 @@ class SavedTable(NamedTuple):
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 (folder / path).write_bytes(content)
             return load(folder / "table")
+
+
+def go_on(table: Table) -> None:
+    """Have the open episodes of a loaded table go on, as those of other libraries' buffers do."""
+    state = shared_table(table)
+    if state.ready:
+        with state.lock:
+            state.table.go_on()
 
 
 def column_of(table: Table, name: str, ids: Ids) -> Array:

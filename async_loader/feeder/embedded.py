@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from async_loader.errors import Broken, Timeout
+from async_loader.errors import AsyncLoaderError, Broken, ConfigError, OutOfMemory, Timeout
 from async_loader.feeder.settings import ServerSettings
 from async_loader.feeder.settings_reader import settings_of
 from async_loader.lifecycle import LONGEST_S, Deadline, EndFlag, readable, seconds
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from async_loader.feeder.serving import FeederProcess
 
 _LAST_WORDS_S = 15.0  # a server that was told to stop is killed after this
+_REFUSALS: dict[int, type[AsyncLoaderError]] = {78: ConfigError, 79: OutOfMemory}
+"""By exit code: why a feeder of these settings cannot start. Its log says more."""
 
 
 class Embedded:
@@ -106,7 +108,9 @@ class Embedded:
             if ready in seen and os.read(ready, 1):
                 return
             if seen:
-                self._process.wait()
+                refused = _REFUSALS.get(self._process.wait())
+                if refused is not None:
+                    raise refused(self._last_words())
                 raise Broken(
                     f"the embedded feeder ended with exit code {self._process.returncode}: "
                     f"{self._last_words()}"
@@ -191,7 +195,11 @@ def main(parent: int, end: int, told: int) -> int:
 
     settings = settings_of(msgspec.msgpack.decode(sys.stdin.buffer.read()), ServerSettings)
     try:
-        server = FeederProcess(settings, private=True)
+        try:
+            server = FeederProcess(settings, private=True)
+        except tuple(_REFUSALS.values()) as error:
+            sys.stderr.write(str(error))
+            return next(code for code, kind in _REFUSALS.items() if isinstance(error, kind))
         threading.Thread(
             target=_follow, args=(parent, end, server), name="async-loader-parent", daemon=True
         ).start()

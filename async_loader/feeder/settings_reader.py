@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import typing
 from collections.abc import Hashable, Iterator
@@ -57,7 +56,7 @@ def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node |
     ConfigError
         A line for each mistake: ``where``, the line of the file, the setting's path, what is wrong.
     """
-    left, found, gone = copy.deepcopy(value), [], list[Keys]()
+    left, found, gone = _copied(value), [], list[Keys]()
     while True:
         try:
             made = msgspec.convert(left, kind)
@@ -73,6 +72,13 @@ def settings_of(value: object, kind: type[S], where: str = "", node: yaml.Node |
         if found:
             raise ConfigError("\n".join(text for _, text in sorted(found)))
         return made
+
+
+def _copied(value: Any) -> Any:
+    """Copy maps, from which mistakes are removed. What lies in them may be anything."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _copied(one) for key, one in value.items()}
 
 
 def _left_out(value: Any, path: Keys) -> bool:

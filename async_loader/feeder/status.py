@@ -5,7 +5,7 @@ Rates, which end in ``_per_s``, and shares are current: over the last seconds.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class PolicyLag(TypedDict, total=False):
@@ -110,9 +110,13 @@ class SessionStatus(TypedDict):
         The owner of its key; ``None`` without keys.
     name, user_agent : str
         The ``name`` that `connect` was given; with the version of the client.
+    role : str
+        What it has asked for so far: an ``actor`` opened a writer; a ``learner`` opened a reader or
+        published weights; an ``evaluator`` took weights; a ``watcher`` asked for the status only;
+        or ``other``. The first that holds.
     state : str
         ``connected``; ``silent``, if nothing came for three seconds; ``died``, without a word, or
-        ``left``.
+        ``left``; among ``sessions_died`` also ``lost``.
     age_s, silent_s : float
     connected : bool
         Whether a connection of it is open. One that is not has died, and is listed until its
@@ -135,6 +139,7 @@ class SessionStatus(TypedDict):
     user: str | None
     name: str
     user_agent: str
+    role: str
     state: str
     age_s: float
     silent_s: float
@@ -208,8 +213,13 @@ class FeederStatus(TypedDict):
         as nothing came over an open connection.
     sessions : list of SessionStatus
         128 at most.
+    sessions_died : list of SessionStatus
+        The last 16 clients that ``died`` or were ``lost``, as they were then, the newest last, with
+        present ``silent_s``. One that connects again is listed in ``sessions`` only.
     checkpoints : dict of str to CheckpointStatus
         By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
+    rollouts : dict of str to dict
+        Tables of rollouts: the values of `async_loader.rollouts.RolloutStats`.
     weights : dict of str to int
         The newest version of each name.
     weights_stale : int
@@ -232,7 +242,9 @@ class FeederStatus(TypedDict):
     sessions_open: int
     sessions_ended: dict[str, int]
     sessions: list[SessionStatus]
+    sessions_died: list[SessionStatus]
     checkpoints: dict[str, CheckpointStatus]
+    rollouts: dict[str, dict[str, Any]]
     weights: dict[str, int]
     weights_stale: int
     weights_waiting: dict[str, int]

@@ -15,8 +15,9 @@ from typing import Any
 from async_loader.errors import AsyncLoaderError, ConfigError, of_extra
 from async_loader.feeder.settings import ServerSettings
 from async_loader.observe.dashboard import Dashboard
-from async_loader.observe.http_server import WebServer
+from async_loader.observe.http_server import Served, WebServer
 from async_loader.public_names import set_public_names
+from async_loader.rollouts.stats import RolloutStats
 from async_loader.stats import DURATIONS, LoaderStats, Stats
 
 __all__ = ["Exporter"]
@@ -27,7 +28,7 @@ STATUS_S = 5.0
 _log = logging.getLogger("async_loader.feeder")
 
 
-class Exporter:
+class Exporter(Served):
     """Serves the metrics of loaders, tables and clients at ``http://ADDRESS:PORT/metrics``.
 
     Threads: a thread of its own answers scrapes; `close` may be called from any. A scrape reads
@@ -67,7 +68,8 @@ class Exporter:
         if not given:
             raise ConfigError("there is nothing to export: give a loader, a table or a client")
         for name, one in given.items():
-            if not known(one):
+            stats = getattr(one, "stats", None)
+            if not (callable(stats) and isinstance(stats(), Stats)):
                 raise ConfigError(
                     f"object {name!r} is a {type(one).__name__}, which has no stats() of a loader, "
                     "a table or a client"
@@ -77,17 +79,7 @@ class Exporter:
     @property
     def port(self) -> int:
         """The port that is served."""
-        return int(self._server.server_port)
-
-    def close(self) -> None:
-        """Stop serving, and end open connections. May be called again."""
-        self._server.close()
-
-    def __enter__(self) -> Exporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return self._server.server_port
 
 
 class MetricsServer(WebServer):
@@ -110,12 +102,10 @@ class MetricsServer(WebServer):
         prometheus_client.ProcessCollector(registry=registry)
         self._collect = collect
         registry.register(self)
-
-        def answer(viewer: object) -> tuple[HTTPStatus, str, bytes]:
-            body = prometheus_client.generate_latest(registry)
-            return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", body
-
-        super().__init__("metrics", address, port, answer)
+        ok = HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8"
+        super().__init__(
+            "metrics", address, port, lambda _: (*ok, prometheus_client.generate_latest(registry))
+        )
 
     def collect(self) -> Iterable[Any]:
         """Return all metrics; those of one name are one, with all values."""
@@ -127,14 +117,12 @@ class MetricsServer(WebServer):
         return found.values()
 
 
-_BOUNDS = tuple(2.0**i / 1e6 for i in range(DURATIONS - 1))
+_COUNTERS = frozenset(
+    ("rows_in", "rows_out", "batches_out", "redelivered", "duplicates", "stale", "weights_stale",
+     "writers_blocked_s", "readers_blocked_s", "sessions_ended", "counters")
+)  # fmt: skip
+_BOUNDS = (*(repr(2.0**i / 1e6) for i in range(DURATIONS - 1)), "+Inf")
 _UNITS = {"nbytes": "memory_bytes", "bytes_sent": "sent_bytes", "bytes_kept": "kept_bytes"}
-
-
-def known(one: Any) -> bool:
-    """Return whether an object's ``stats()`` can be exported."""
-    stats = getattr(one, "stats", None)
-    return callable(stats) and isinstance(stats(), Stats)
 
 
 def metrics_of(objects: Mapping[str, Any]) -> Iterator[Any]:
@@ -146,22 +134,27 @@ def metrics_of(objects: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _of(stats: Stats, prefix: str, labels: Mapping[str, str]) -> Iterator[Any]:
-    yield from _numbers(prefix, stats.numbers(), stats.COUNTERS, labels)
+    yield from _numbers(prefix, stats.numbers(), labels, stats.COUNTERS)
     for name, part in stats.parts():
         yield from _of(part, f"{prefix}_stage", {**labels, "stage": name})
     if isinstance(stats, LoaderStats) and stats.durations:
         from prometheus_client.metrics_core import HistogramMetricFamily
 
-        bounds = (*(repr(one) for one in _BOUNDS), "+Inf")
-        text, name = "Calls of next() by duration.", f"{prefix}_batch_latency_seconds"
-        metric = HistogramMetricFamily(f"async_loader_{name}", text, labels=tuple(labels))
-        buckets = list(zip(bounds, accumulate(stats.durations), strict=True))
+        metric = HistogramMetricFamily(
+            f"async_loader_{prefix}_batch_latency_seconds",
+            "Calls of next() by duration.",
+            labels=tuple(labels),
+        )
+        buckets = list(zip(_BOUNDS, accumulate(stats.durations), strict=True))
         metric.add_metric(tuple(labels.values()), buckets, stats.learner.wait_s)
         yield metric
 
 
 def _numbers(
-    prefix: str, values: Mapping[str, Any], counters: Container[str], labels: Mapping[str, object]
+    prefix: str,
+    values: Mapping[str, Any],
+    labels: Mapping[str, object],
+    counters: Container[str] = _COUNTERS,
 ) -> Iterator[Any]:
     """Return a metric for each number; the rest is left out."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -172,14 +165,10 @@ def _numbers(
             name = _UNITS.get(key, re.sub(r"(?<!per)_s$", "_seconds", key))
             text = f"{key} of a {prefix.partition('_')[0]}'s status or stats."
             metric = family(f"async_loader_{prefix}_{name}", text, labels=tuple(labels))
-            metric.add_metric([str(one) for one in labels.values()], float(value))
+            metric.add_metric(list(map(str, labels.values())), float(value))
             yield metric
 
 
-_COUNTERS = frozenset(
-    ("rows_in", "rows_out", "batches_out", "redelivered", "duplicates", "stale", "weights_stale",
-     "writers_blocked_s", "readers_blocked_s", "sessions_ended", "counters")
-)  # fmt: skip
 _MAPS = {
     "sessions_ended": "how",
     "connections": "what",
@@ -193,17 +182,24 @@ _MAPS = {
 
 def feeder_metrics(status: Mapping[str, Any]) -> Iterator[Any]:
     """Return the metrics of a `FeederStatus`: its numbers, by their names."""
-    yield from _numbers("feeder", status, _COUNTERS, {})
+    yield from _numbers("feeder", status, {})
     for key, label in _MAPS.items():
         for name, value in status[key].items():
-            yield from _numbers("feeder", {key: value}, _COUNTERS, {label: name})
+            yield from _numbers("feeder", {key: value}, {label: name})
     for name, table in status["tables"].items():
         labels = {"table": name}
-        yield from _numbers("table", table, _COUNTERS, labels)
+        yield from _numbers("table", table, labels)
         for reason, count in table["stale"].items():
-            yield from _numbers("table", {"stale": count}, _COUNTERS, {**labels, "reason": reason})
+            yield from _numbers("table", {"stale": count}, {**labels, "reason": reason})
         for policy, one in table["policies"].items():
-            yield from _numbers("policy", one, (), {**labels, "policy": policy})
+            yield from _numbers("policy", one, {**labels, "policy": policy})
+    for name, table in status["rollouts"].items():
+        labels, stats = {"table": name}, RolloutStats.of(table)
+        yield from _numbers("rollouts", stats.numbers(), labels, stats.COUNTERS)
+        for key in ("ended", "given_back"):
+            for reason, count in table[key].items():
+                named = {f"{key}_by_reason": count}
+                yield from _numbers("rollouts", named, {**labels, "reason": reason}, tuple(named))
     for one in status["sessions"]:
         labels = {
             "client": one["name"],
@@ -211,7 +207,7 @@ def feeder_metrics(status: Mapping[str, Any]) -> Iterator[Any]:
             "pid": one["pid"],
             "session": one["id"],
         }
-        yield from _numbers("client", one, _COUNTERS, labels)
+        yield from _numbers("client", one, labels)
 
 
 @contextlib.contextmanager
@@ -226,16 +222,15 @@ def observed(
         As `MetricsServer` and `Dashboard` do.
     """
     with contextlib.ExitStack() as stack:
-        if settings.metrics is not None:
-            wanted = settings.metrics
+        if wanted := settings.metrics:
             server = MetricsServer(
                 lambda: feeder_metrics(ask_status(STATUS_S)), wanted.port, wanted.address
             )
-            stack.enter_context(contextlib.closing(server))
+            stack.callback(server.close)
             _log.info("metrics at http://%s:%d/metrics", wanted.address, server.server_port)
-        if settings.dashboard is not None:
-            where = settings.dashboard
-            page = Dashboard(lambda: ask_status(STATUS_S), where.port, where.address)
-            stack.enter_context(page)
+        if where := settings.dashboard:
+            page = stack.enter_context(
+                Dashboard(lambda: ask_status(STATUS_S), where.port, where.address)
+            )
             _log.info("dashboard at %s", page.url)
         yield

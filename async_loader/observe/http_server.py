@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import errno
 import socket
-import socketserver
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
 
 from async_loader.errors import AddressInUse, ConfigError
 
@@ -24,7 +23,7 @@ _HEADERS = {
 }
 
 
-class WebServer(socketserver.ThreadingMixIn, HTTPServer):
+class WebServer(ThreadingHTTPServer):
     """Answers requests until `close`, each connection on a thread of its own.
 
     Parameters
@@ -40,36 +39,50 @@ class WebServer(socketserver.ThreadingMixIn, HTTPServer):
     AddressInUse, ConfigError
     """
 
-    daemon_threads = True
     block_on_close = False  # it would wait without a limit
 
     def __init__(self, what: str, address: str, port: int, answer: Answer) -> None:
         self.answer = answer
         try:
-            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-            self.address_family = found[0]
-            super().__init__((str(found[4][0]), port), _Viewer)
+            found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            self.address_family, *_, where = found[0]
+            super().__init__((str(where[0]), port), _Viewer)
         except (OSError, ValueError, OverflowError) as error:  # no such name, or port
             text = f"{what} cannot be served at {address}:{port} ({error}): give "
             if getattr(error, "errno", None) == errno.EADDRINUSE:
                 raise AddressInUse(f"{text}another port") from error
-            remedy = "an address of this machine, and a port from 1024 to 65535"
-            raise ConfigError(text + remedy) from error
-        self._thread: threading.Thread | None = threading.Thread(
+            raise ConfigError(
+                f"{text}an address of this machine, and a port from 1024 to 65535"
+            ) from error
+        self._thread = threading.Thread(
             target=self.serve_forever, args=(0.05,), name="async-loader-http", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Stop serving. May be called again."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self.shutdown()
-            self.server_close()
-            thread.join()
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A viewer that went away is no error."""
+
+
+class Served:
+    """What serves by a `WebServer`, until `close` or the end of a ``with`` block."""
+
+    _server: WebServer
+
+    def close(self) -> None:
+        """Stop serving, and end open connections. May be called again."""
+        self._server.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class _Viewer(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A feeder or a cluster on a terminal: who waits for whom, shards, tables, weights and clients.
+"""A feeder on a terminal: who waits for whom, tables, weights and clients.
 
 What does not fit is counted in a line; the worst comes first.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from async_loader.feeder.commands import asking, clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard.frame import STATES, Status, frame_of
-from async_loader.shm.limits import human
+from async_loader.rollouts.stats import RolloutStats
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,13 +22,13 @@ LIVE_S = 1.0  # between redraws
 _STYLES = {"bad": "bold red", "wait": "bold yellow", "flow": "green", "idle": "dim"}
 _FLOWS = ("inserts_per_s", "samples_per_s")
 _WIDEST = 36  # of a cell
-_LEAST = {"clients": 5, "notes": 1, "headlines": 3, "tables": 3, "shards": 3}
+_LEAST = {"clients": 5, "notes": 1, "headlines": 3, "tables": 3}
 """Lines that each part keeps on a terminal that is too low; the first gives way first."""
 _STALE = {"became_old": "became too old", "came_old": "came too old", "other_run": "other run"}
 
 
 def screen(status: Status, height: int | None = None) -> list[RenderableType]:
-    """Return the lines of a `FeederStatus` or a `ClusterStatus`.
+    """Return the lines of a `FeederStatus`.
 
     Parameters
     ----------
@@ -39,10 +39,8 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
 
     frame = frame_of(status)
     parts = {
-        "headlines": [one["text"] for one in frame["headlines"]],
+        "headlines": [text for _, text in frame["headlines"]],
         "head": [_head(frame)],
-        "shards": _grid(["shard", "state", "items", "in/s", "out/s", "writers", "readers",
-                         "memory", "waits"], map(_shard, _worst_shards(frame)), 2),
         "tables": _grid(["table", "size", "in/s", "out/s", "out/in", "writers", "readers"],
                         (_table(name, one) for name, one in frame["tables"].items()), 1),
         "notes": [*_notes(frame), *_weights(frame)],
@@ -53,7 +51,7 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
     unlisted = frame["sessions_open"] - len(frame["sessions"])
     excess = 0 if height is None else sum(map(len, parts.values())) - height
     for name, least in _LEAST.items():
-        lines, unlisted = parts[name], unlisted if name == "clients" else 0
+        lines = parts[name]
         cut = min(excess, len(lines) - least)
         if cut > 0:
             excess -= cut
@@ -61,7 +59,8 @@ def screen(status: Status, height: int | None = None) -> list[RenderableType]:
             unlisted += cut + 1
         if unlisted > 0:
             lines.append(f"and {unlisted} {name} more")
-    styles = [_STYLES[one["tone"]] for one in frame["headlines"]]
+        unlisted = 0
+    styles = [_STYLES[tone] for tone, _ in frame["headlines"]]
     lines = [line for part in parts.values() for line in part]
     return [
         Text(clean(line), styles[i] if i < len(parts["headlines"]) else "", no_wrap=True,
@@ -76,37 +75,17 @@ def _grid(names: Sequence[str], rows: Iterator[Sequence[str]], texts: int) -> li
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(
-            cell.ljust(width) if i < texts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(row, "<" * texts + ">" * len(row), widths, strict=False)
         )
         for row in cells
     ]
-    return lines if len(lines) > 1 else []
+    return lines[1:] and lines
 
 
 def _head(frame: Status) -> str:
-    where = frame["address"] + (f", process {frame['pid']}" if "pid" in frame else "")
-    draining = ", draining" if frame["draining"] else ""
-    return f"{where}, up {_duration(frame['uptime_s'])}{draining}"
-
-
-def _waited(shard: Status) -> float:
-    return float(max(shard["readers_wait"], shard["writers_wait"]))
-
-
-def _worst_shards(frame: Status) -> list[Status]:
-    order = {"silent": 0, "draining": 1}
-    return sorted(frame["shards"], key=lambda one: (order.get(one["state"], 2), -_waited(one)))
-
-
-def _shard(one: Status) -> list[str]:
-    if not one["answers"]:
-        return [one["name"], one["state"], *[""] * 7]
-    flows = [short_text(one[key]) for key in ("size", *_FLOWS)]
-    members = [str(one["writers"]), str(one["readers"])]
-    return [
-        one["name"], one["state"], *flows, *members, human(one["nbytes"]), f"{_waited(one):.0%}"
-    ]  # fmt: skip
+    where = f"{frame['address']}, process {frame['pid']}, up {_duration(frame['uptime_s'])}"
+    return f"{where}, draining" if frame["draining"] else where
 
 
 def _table(name: str, one: Status) -> list[str]:
@@ -126,13 +105,15 @@ def _notes(frame: Status) -> Iterator[str]:
         counts = [f"{count:,} {_STALE[why]}" for why, count in one["stale"].items() if count]
         if counts:
             yield f"{name}: max_lag left out {', '.join(counts)}"
+    for name, one in frame.get("rollouts", {}).items():
+        yield from (f"{name}: {line}" for line in str(RolloutStats.of(one)).splitlines())
 
 
 def _weights(frame: Status) -> Iterator[str]:
     waiting = frame["weights_waiting"]
     for name, version in frame["weights"].items():
-        said = f"weights {name}: version {version}"
-        said += f", published {_duration(frame['weights_age_s'][name])} ago"
+        age = _duration(frame["weights_age_s"][name])
+        said = f"weights {name}: version {version}, published {age} ago"
         yield said + (f", {waiting[name]} wait for a newer one" if waiting.get(name) else "")
     for table, one in frame["tables"].items():
         for name, lag in one["policies"].items():
@@ -192,22 +173,6 @@ def _duration(seconds: float) -> str:
 # -- commands --------------------------------------------------------------------------------------
 
 
-def redraw(status: Callable[[], Mapping[str, Any]], console: Console) -> None:
-    """Redraw the status on the whole terminal once a second, until Ctrl-C. Raises what ``status``
-    raises.
-    """
-    from rich.console import Group
-    from rich.live import Live
-
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
-    ):
-        while True:
-            live.update(Group(*screen(status(), console.height)), refresh=True)
-            readable([], LIVE_S)
-
-
 def show_status(address: str | None, keys: str | None, *, as_json: bool, console: Console) -> None:
     """Print a server's status."""
     with asking(address, keys) as client:
@@ -215,17 +180,27 @@ def show_status(address: str | None, keys: str | None, *, as_json: bool, console
         if as_json:
             console.out(json.dumps(status), highlight=False)
         else:
-            height = console.height - 1 if console.is_terminal else None
-            console.print(*screen(status, height), sep="\n")
+            console.print(
+                *screen(status, console.height - 1 if console.is_terminal else None), sep="\n"
+            )
 
 
 def top(address: str | None, keys: str | None, console: Console) -> None:
-    """Show a feeder on the whole terminal.
+    """Redraw a feeder's status on the whole terminal once a second, until Ctrl-C.
 
     Raises
     ------
     ConfigError, Broken, Timeout
         As `connect` does, also when the feeder ends.
     """
-    with asking(address, keys) as client:
-        redraw(client.status, console)
+    from rich.console import Group
+    from rich.live import Live
+
+    with (
+        asking(address, keys) as client,
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, auto_refresh=False, screen=console.is_terminal) as live,
+    ):
+        while True:
+            live.update(Group(*screen(client.status(), console.height)), refresh=True)
+            readable([], LIVE_S)

@@ -69,9 +69,11 @@ def checked_format(batch_format: object, device: object, view: View | None) -> B
 
 
 def ragged(batch: dict[str, Any], view: View | None) -> dict[str, Any]:
-    """Return a batch as a view says, without padding if it is ragged."""
+    """Return a batch as a view says, without padding if it is ragged. That of a table without a
+    schema is the index alone.
+    """
     change = Ragged.of(view)
-    return batch if change is None else change(batch)
+    return batch if change is None or "mask" not in batch else change(batch)
 
 
 Boundary = Literal["stop", "pad", "cross"]

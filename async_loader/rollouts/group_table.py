@@ -13,7 +13,7 @@ import numpy as np
 
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.rollouts.prompts import NEXT
-from async_loader.rollouts.schema import Array
+from async_loader.rollouts.schema import Array, Ragged
 from async_loader.rollouts.slots import GroupSettings, SlotTable
 from async_loader.rollouts.states import MEMBER_BITS, Columns, Group, Prompt, State, by_group
 
@@ -33,11 +33,10 @@ class GroupTable(SlotTable):
 
     def reserve(
         self,
-        owner: Hashable,
+        of: tuple[Hashable, int],
         now: float,
-        *,
         name: str,
-        ticket: int,
+        *,
         size: int | None = None,
         number: int | None = None,
         value: Any = None,
@@ -48,8 +47,8 @@ class GroupTable(SlotTable):
 
         Parameters
         ----------
-        ticket : int
-            Drawn by the owner: the same one gets the same group.
+        of : (hashable, int)
+            The owner, and a ticket of its own: the same one gets the same group.
         number, value : int, plain value
             A prompt of an iterator, or the `NEXT` one of a program. It is under way from now on,
             whichever is reserved.
@@ -65,7 +64,6 @@ class GroupTable(SlotTable):
             and none can be given back. ``{"next": True}``: the prompt is under way elsewhere.
         """
         self.note_limit(name, limit, over)
-        of = owner, ticket
         if number is not None:
             self.note_prompt(name, of, number, value)
         for group in self.groups.values():
@@ -74,21 +72,19 @@ class GroupTable(SlotTable):
         sequence = number is None and not over
         prompt = self.next_prompt(name, sequence) if self.free > 0 else None
         if prompt is not None:
-            return self._reserved(self._begin(prompt, owner, ticket, now, size))
+            return self._reserved(self._begin(prompt, of, now, size))
         if self._finished(name):
             return {"end": True}
         return {"next": True} if self.free > 0 and number is not None else None
 
     def _begin(
-        self, prompt: Prompt, owner: Hashable, ticket: int, now: float, size: int | None = None
+        self, prompt: Prompt, of: tuple[Hashable, int], now: float, size: int | None = None
     ) -> Group:
         """Take a slot for a prompt."""
         prompt.tries += 1
         deadline = now + self.settings.deadline_s
-        group = Group(
-            self.next_id, prompt, self.version, deadline, owner, ticket,
-            self.settings.size if size is None else size,
-        )  # fmt: skip
+        size = self.settings.size if size is None else size
+        group = Group(self.next_id, prompt, self.version, deadline, *of, size)
         self.next_id += 1
         self.groups[group.id] = self.holders[group.id] = self.open[group.id] = group
         self.changed = True
@@ -115,6 +111,8 @@ class GroupTable(SlotTable):
         """Add whole groups, of ``sizes`` members; return their ids. ``None``: too few slots."""
         if of in self._extended:
             return self._extended[of]
+        if len(prompts) != len(sizes) or int(sizes.sum()) != len(lengths) or (sizes < 1).any():
+            raise ConfigError(f"{len(prompts)} prompts, sizes {sizes}, {len(lengths)} members")
         if len(sizes) > self.settings.slots:
             raise ConfigError(
                 f"{len(sizes)} groups at once, there are {self.settings.slots} slots: add fewer"
@@ -130,7 +128,7 @@ class GroupTable(SlotTable):
             if not self.waiting or self.waiting[-1].key != (name, number):  # it was trained
                 found.append(-1)
                 continue
-            group = self._begin(self.waiting.pop(), of[0], 0, now)
+            group = self._begin(self.waiting.pop(), (of[0], -of[1]), now)
             part = {}
             for field, (_, values) in columns.items():
                 if field in self.schema.group:
@@ -173,26 +171,32 @@ class GroupTable(SlotTable):
         return False
 
     def _check(self, columns: Columns, lengths: Array, groups: int | None = None) -> None:
-        """Raise SchemaError for columns that do not fit: a client may send anything."""
-        total = int(lengths.sum())
+        """Raise SchemaError for members that do not fit: a client may send anything.
+
+        ``groups``: fields of the group come for this number of groups.
+        """
+        if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
+            raise SchemaError(f"lengths of members are {lengths}")
         for name, (has, values) in columns.items():
-            field = self.schema.fields.get(name)
-            if field is None or values.dtype != field.dtype:
-                raise SchemaError(f"field {name!r} of {values.dtype} is not in the schema")
             if name in self.schema.group:
-                if groups is not None and len(values) != groups:
-                    raise SchemaError(
-                        f"field {name!r} has {len(values)} values for {groups} groups"
-                    )
+                self._check_values(name, values, groups)
                 continue
-            rows = len(lengths) if has is None else len(has)
-            if name in self.schema.ragged:
-                rows = total if has is None else int(lengths[has].sum())
-            if values.shape != (rows, *field.shape):
-                raise SchemaError(
-                    f"field {name!r} has shape {list(values.shape)}, {len(lengths)} members take "
-                    f"{[rows, *field.shape]}"
-                )
+            counts = lengths if has is None else lengths[has]
+            rows = int(counts.sum()) if name in self.schema.ragged else len(counts)
+            self._check_values(name, values, rows)
+
+    def _check_values(self, name: str, values: Array, rows: int | None) -> None:
+        """Check dtype and shape; ``rows``: of a first axis, if there is one."""
+        self.schema.named("a table", (name,))
+        field = self.schema.fields[name]
+        ragged = isinstance(field, Ragged) and rows is None
+        shape = values.shape[1:] if ragged else values.shape
+        wanted = field.shape if rows is None else (rows, *field.shape)
+        if values.dtype != field.dtype or shape != wanted or (ragged and not values.ndim):
+            raise SchemaError(
+                f"field {name!r} is {values.dtype}{list(values.shape)}, it takes "
+                f"{field.dtype}{list(wanted)}"
+            )
 
     def _commit(self, group: Group) -> None:
         if sum(len(lengths) for _, lengths in group.parts) > MOST_MEMBERS:
@@ -224,6 +228,10 @@ class GroupTable(SlotTable):
     def update(self, index: Array, values: Mapping[str, Array]) -> int:
         """Set fields of members, by their ids; return how many of these were there."""
         applied = 0
+        for name, value in values.items():
+            if name in self.schema.ragged:
+                raise SchemaError(f"field {name!r} is ragged: it is set member by member")
+            self._check_values(name, value, len(index))
         for number, places in by_group(index):
             group = self.groups.get(number)
             members = index[places] & (MOST_MEMBERS - 1)
@@ -234,7 +242,7 @@ class GroupTable(SlotTable):
             for name, value in values.items():
                 if name in self.schema.group:
                     group.set(self.schema, name, None, value[places[0]].copy())
-                elif name not in self.schema.ragged:
+                else:
                     group.set(self.schema, name, members, value[places], bool(whole))
             self.note_fields(group)
             applied += len(places)
@@ -248,11 +256,8 @@ class GroupTable(SlotTable):
             self.counts.late += 1
             return False
         for name, value in values.items():
-            if name in self.schema.ragged and len(value) != group.lengths[number]:
-                raise SchemaError(
-                    f"field {name!r} has {len(value)} values, member {number} of group {group.id} "
-                    f"has {group.lengths[number]}: one for each"
-                )
+            rows = int(group.lengths[number]) if name in self.schema.ragged else None
+            self._check_values(name, value, rows)
         for name, value in values.items():
             if name in self.schema.group:
                 group.set(self.schema, name, None, value)

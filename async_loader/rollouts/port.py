@@ -12,8 +12,7 @@ from typing import Any, Protocol
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline
 from async_loader.replay.table.waiters import WARN_AFTER_S
-from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.requests import Answer, Arrays, Request
+from async_loader.rollouts.requests import Answer, Arrays, Request, Requests
 
 _NONE: Mapping[str, Any] = {}
 
@@ -99,7 +98,7 @@ class LocalPort:
     most_bytes = 1 << 62
     timeout_s: float | None = None
 
-    def __init__(self, calls: RolloutCalls) -> None:
+    def __init__(self, calls: Requests) -> None:
         self.calls, self.closed = calls, False
         self._lock = threading.Lock()
         self._waits: dict[LocalPending, Callable[[], object]] = {}
@@ -127,7 +126,7 @@ class LocalPort:
             self._notify()
         return pending
 
-    def call(self, change: Callable[[RolloutCalls], Any]) -> Any:
+    def call(self, change: Callable[[Requests], Any]) -> Any:
         """Return what a function of the table returns, under the lock."""
         with self._lock:
             found = change(self.calls)

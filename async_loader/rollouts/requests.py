@@ -1,4 +1,4 @@
-"""Requests that wait until they can be done.
+"""One table of rollouts, and the requests that wait for it.
 
 # NOTE [one list of waits]
 All that waits for a table is a request in one list, with a reason in words and a time that ends it.
@@ -9,13 +9,19 @@ each change, and at `due` at the latest.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from async_loader.errors import Timeout
+from async_loader.replay.samplers import Sampler
+from async_loader.rollouts.claims import Claims
+from async_loader.rollouts.group_table import GroupTable
+from async_loader.rollouts.learner import Learner
 from async_loader.rollouts.schema import Array
+from async_loader.rollouts.slots import GroupSettings
+from async_loader.rollouts.states import State
+from async_loader.rollouts.steps import Steps
 
 Found = dict[str, Any]
 Answer = tuple[Found, dict[str, Array]]
@@ -54,38 +60,43 @@ class Request:
         return self.answer is not None or self.error is not None
 
 
-class Requests:
-    """The list. It has no lock, and no clock of its own.
+Do = Callable[["Requests", Request], Answer | Found | None]
 
-    Attributes
+
+class Requests:
+    """One table of rollouts, for any number of clients. It has no lock.
+
+    Parameters
     ----------
-    requests : list of Request
-        In the order in which they came.
+    settings : GroupSettings
+    clock : callable
+        Monotonic seconds.
+    do : callable
+        Returns the answer of a request; ``None``: not yet. Raises what is wrong with it.
+    make_sampler : callable
+        Makes the sampler of a draw's arguments.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(
+        self,
+        settings: GroupSettings,
+        clock: Callable[[], float],
+        do: Do,
+        make_sampler: Callable[[Any], Sampler | None],
+    ) -> None:
+        self.settings, self.clock, self._do = settings, clock, do
+        self._make_sampler = make_sampler
+        self._samplers: dict[str, Sampler | None] = {}
         self.requests: list[Request] = []
+        self.table = GroupTable(settings)
+        self.steps, self.claims = Steps(self.table), Claims(self.table)
 
-    @property
-    @abstractmethod
-    def changed(self) -> bool:
-        """Whether there was a change that requests may wait for."""
-
-    @changed.setter
-    def changed(self, changed: bool) -> None: ...
-
-    @abstractmethod
-    def expire(self, now: float) -> None:
-        """Do what deadlines that have passed demand."""
-
-    @abstractmethod
-    def next_deadline(self) -> float | None:
-        """Return when `expire` has something to do."""
-
-    @abstractmethod
-    def do(self, request: Request) -> Answer | Found | None:
-        """Return the answer of a request; ``None``: not yet. Raises what is wrong with it."""
+    def begin_anew(self) -> None:
+        """Forget all groups and prompts; requests go on."""
+        bound = self.steps.bound
+        self.table = GroupTable(self.settings)
+        self.steps, self.claims = Steps(self.table), Claims(self.table)
+        self.steps.bound, self.table.changed = bound, True
 
     def ask(
         self,
@@ -105,15 +116,15 @@ class Requests:
         return request
 
     def advance(self, first: Request | None = None) -> None:
-        """Try the requests again: time has passed, or there was a change."""
+        """Try all requests again: time has passed, or there was a change; else the first alone."""
         now = self.clock()
-        self.expire(now)
-        if first is not None and not self.changed:
+        self.table.expire(now)
+        if first is not None and not self.table.changed:
             self._try(first)
         elif first is None:
-            self.changed = True
-        while self.changed:
-            self.changed = False
+            self.table.changed = True
+        while self.table.changed:
+            self.table.changed = False
             for request in list(self.requests):
                 self._try(request)
         for request in [one for one in self.requests if one.until <= now]:
@@ -124,11 +135,10 @@ class Requests:
     def due(self) -> float | None:
         """Return when `advance` has something to do without a change."""
         ends = [one.until for one in self.requests if one.until < math.inf]
-        moments = [one for one in (self.next_deadline(), *ends) if one is not None]
+        moments = [one for one in (self.table.due(), *ends) if one is not None]
         return min(moments, default=None)
 
     def cancel(self, request: Request) -> None:
-        """Forget a request that no thread waits for."""
         if request in self.requests:
             self.requests.remove(request)
 
@@ -136,7 +146,7 @@ class Requests:
         if request.over:
             return
         try:
-            found = self.do(request)
+            found = self._do(self, request)
         except Exception as error:
             request.error = error
         else:
@@ -147,3 +157,63 @@ class Requests:
     def _over(self, request: Request) -> None:
         self.cancel(request)
         request.done(request)
+
+    # -- clients and versions ----------------------------------------------------------------------
+
+    def leave(self, client: Hashable, reason: str) -> None:
+        """Give back all that a client has: it is gone."""
+        self.requests = [one for one in self.requests if one.client != client]
+        self.table.leave(client, reason)
+        self.claims.give_back(client)
+        self.steps.release_holds(client)
+        for owner in [one for one in self.steps.users if one[0] == client]:
+            self.steps.give_back(owner)
+        self.advance()
+
+    def publish(self, version: int) -> None:
+        """There is a newer policy."""
+        self.table.publish(version)
+        self.steps.release_holds()
+
+    def learner_of(self, given: Mapping[str, Any]) -> tuple[Learner, Sampler | None]:
+        """Return what a learner wants, of plain values, and its sampler: one for the same text."""
+        plain, schema = dict(given), self.table.schema
+        text = repr(sampler := plain.pop("sampler", None))
+        if text not in self._samplers:
+            self._samplers[text] = self._make_sampler(sampler)
+        for name in ("needs", "fields"):
+            if plain.get(name) is not None:
+                plain[name] = schema.named(name, plain[name])
+        plain["needs"] = plain.get("needs") or tuple(schema.fields)
+        plain["cost"] = tuple(plain["cost"])
+        return Learner(**plain, sampler=text), self._samplers[text]
+
+    # -- what there is -----------------------------------------------------------------------------
+
+    def signature(self) -> tuple[Any, ...]:
+        """Return what differs after a change that is saved."""
+        table, counts = self.table, self.table.counts
+        given_back = counts.given_back.total(), counts.ended.total()
+        return (
+            table.next_id, table.version, self.steps.number, counts.drawn, counts.trained,
+            counts.updates, len(table.waiting), given_back, table.count(State.READY),
+        )  # fmt: skip
+
+    def by_state(self) -> dict[str, int]:
+        return {one.value: self.table.count(one) for one in State if one is not State.ENDED}
+
+    def status(self) -> dict[str, Any]:
+        """Return the values of `RolloutStats`."""
+        table, counts, now = self.table, self.table.counts, self.clock()
+        begun = [one.deadline - self.settings.deadline_s for one in table.holders.values()]
+        return {
+            "states": self.by_state(), "slots": self.settings.slots, "free": table.free,
+            "prompts_waiting": len(table.waiting), "version": table.version,
+            "step": self.steps.number, "drawn": counts.drawn, "trained": counts.trained,
+            "ended": dict(counts.ended), "given_back": dict(counts.given_back),
+            "late": counts.late, "oldest_s": max((now - one for one in begun), default=0.0),
+            "lags": list(self.steps.lags), "exhausted": table.exhausted, "nbytes": table.nbytes,
+            "waiting": [
+                (one.name, one.why, now - one.since) for one in self.requests if one.why
+            ],
+        }  # fmt: skip

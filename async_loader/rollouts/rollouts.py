@@ -14,7 +14,7 @@ from async_loader.lifecycle import seconds
 from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.replay.checkpoint.writing import SaveReport
-from async_loader.rollouts.calls import RolloutCalls
+from async_loader.rollouts.calls import rollout_calls
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.port import LocalPort
 from async_loader.rollouts.saving import read, restore, state_of, write
@@ -110,7 +110,7 @@ class Rollouts(RolloutMethods):
             schema, batch=batch, max_lag=max_lag, size=size, deadline_s=deadline_s, stale=stale,
             tries=tries, replay=replay, policy=policy,
         )  # fmt: skip
-        self._port: LocalPort = LocalPort(RolloutCalls(self.settings, time.monotonic))
+        self._port: LocalPort = LocalPort(rollout_calls(self.settings, time.monotonic))
         self._sources = weakref.WeakSet()
         self._saves = 0
 

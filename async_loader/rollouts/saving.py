@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
-from async_loader.rollouts.calls import RolloutCalls
 from async_loader.rollouts.prompts import Counts
+from async_loader.rollouts.requests import Requests
 from async_loader.rollouts.schema import Array
 from async_loader.rollouts.states import Cursor, Group, Prompt, State
 
@@ -39,7 +39,7 @@ _HEAD = struct.Struct("<8sQII")
 _MAGIC = b"al-roll1"
 
 
-def state_of(calls: RolloutCalls) -> dict[str, Any]:
+def state_of(calls: Requests) -> dict[str, Any]:
     """Return the state of a table: ``meta``, plain values, and ``arrays``, which are not copied."""
     table = calls.table
     groups, arrays = [], {}
@@ -78,7 +78,7 @@ def state_of(calls: RolloutCalls) -> dict[str, Any]:
     return {"meta": meta, "arrays": arrays}
 
 
-def restore(calls: RolloutCalls, state: Mapping[str, Any]) -> None:
+def restore(calls: Requests, state: Mapping[str, Any]) -> None:
     """Replace what a table has by a state; requests that wait go on.
 
     Raises

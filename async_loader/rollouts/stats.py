@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+from async_loader.public_names import set_public_names
 from async_loader.replay.table.waiters import Waiting
+from async_loader.stats import Stats
+
+__all__ = ["RolloutStats"]
+set_public_names(globals())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutStats:
+class RolloutStats(Stats):
     """Counts at one moment: ``drawn == trained + sum(ended.values()) + under_way``.
 
     Attributes
@@ -43,6 +48,9 @@ class RolloutStats:
         What waits, and for what.
     """
 
+    KIND: ClassVar[str] = "rollouts"
+    COUNTERS: ClassVar[frozenset[str]] = frozenset({"drawn", "trained", "late"})
+
     states: dict[str, int]
     slots: int
     free: int
@@ -64,6 +72,32 @@ class RolloutStats:
     def under_way(self) -> int:
         """Prompts that were drawn and are neither trained nor given up."""
         return self.prompts_waiting + self.slots - self.free
+
+    def numbers(self) -> dict[str, float]:
+        """See `Stats.numbers`; with groups by state, prompts by reason, and the largest lag."""
+        return {
+            **super(RolloutStats, self).numbers(),
+            **{f"{state}_groups": float(count) for state, count in self.states.items()},
+            "ended": float(sum(self.ended.values())),
+            "given_back": float(sum(self.given_back.values())),
+            "lag": float(max(self.lags, default=0)),
+            "waiting": float(len(self.waiting)),
+        }
+
+    def __str__(self) -> str:
+        """Return a line of groups, one of prompts, and one for each that waits."""
+        held = ", ".join(f"{count} {state}" for state, count in self.states.items() if count)
+        ended = "".join(f", {count} {reason}" for reason, count in self.ended.items())
+        lines = [
+            f"{held or 'no'} groups in {self.slots} slots, version {self.version}, lag "
+            f"{max(self.lags, default=0)} at most",
+            f"prompts: {self.drawn} drawn, {self.trained} trained{ended}, {self.under_way} under "
+            f"way, {sum(self.given_back.values())} tried again",
+        ]
+        lines += [
+            f"{one.waited_s:.1f} s: {one.what} waits for {one.reason}" for one in self.waiting
+        ]
+        return "\n".join(lines)
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RolloutStats:

@@ -94,6 +94,7 @@ class ClusterSource:
         self._chosen: int | None = None  # the shard that the next batch is of
         self._begun = False
         self._waits_for: list[int] = []
+        self._items: int | None = None  # that were too few when they were last looked at
 
     # -- planning ----------------------------------------------------------------------------------
 
@@ -207,7 +208,8 @@ class ClusterSource:
             text = f"cannot draw {self._batch_size} items, the shards hold none that can be drawn"
             raise NotEnoughData(f"{text}: add steps first, or give timeout_s", self._batch_size, 0)
         self._begun, self._waits_for = True, here
-        if items < self._min_size:
+        self._items = items if items < self._min_size else None
+        if self._items is not None:
             return None
         if self._chosen not in totals or not totals[self._chosen].items:
             shares = self._draws.shares(each)
@@ -263,6 +265,8 @@ class ClusterSource:
 
     def _reason(self) -> str:
         """Name what a plan waits for."""
+        if self._items is not None and self._min_size > 1:
+            return f"{self._min_size:,} items of the cluster, whose shards hold {self._items:,}"
         every = self._connections.all
         names = ", ".join(one.name for one in every if one.number in self._waits_for)
         lost = [one.name for one in every if not one.is_open]

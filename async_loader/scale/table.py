@@ -136,6 +136,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
                 )
 
         draws = Draws(settings, wanted.world_size, leased)
+        self._check_size(wanted.min_size, draws.in_turn, list(abouts.values()))
         if draws.in_turn and prefetch is None:
             prefetch = _AHEAD
 
@@ -157,6 +158,22 @@ class ClusterTable(RemoteTable[ClusterSource]):
         source.finishes = Ragged.of(view)
         self._sources.add(source)
         return source
+
+    def _check_size(self, min_size: int, in_turn: bool, abouts: list[AboutReply]) -> None:
+        """Raise ConfigError for a ``min_size`` that is never reached, or that nothing waits for."""
+        if in_turn and min_size > 1:
+            raise ConfigError(
+                f"min_size={min_size:,}: the shards of this table give their items in turn, as "
+                "they come: leave it out"
+            )
+        sizes = [stats_of(one).capacity for one in abouts]
+        known = sum(size for size in sizes if size is not None)
+        whole = self._connections.fixed and len(sizes) == len(self._connections.all)
+        if whole and None not in sizes and min_size > known:
+            raise ConfigError(
+                f"min_size={min_size:,}, and the {len(sizes)} shards keep {known:,} steps: ask "
+                "for fewer, or raise the capacity"
+            )
 
     # -- by id -------------------------------------------------------------------------------------
 
@@ -184,7 +201,8 @@ class ClusterTable(RemoteTable[ClusterSource]):
             for one in self._connections.reached:
                 return one.table(self.name).get(ids[:0], view=view)
             raise self._connections.nothing("get")
-        parts = [one for one in parts if len(one[0])] or parts[:1]
+        most = max(parts, key=lambda one: len(one[2]))  # a shard may have no schema yet
+        parts = [one for one in parts if len(one[0])] or [most]
         order = np.argsort(np.concatenate([places for places, _, _ in parts]), kind="stable")
         columns = zip(*(arrays for _, _, arrays in parts), strict=True)
         merged = [np.concatenate(one)[order] for one in columns]

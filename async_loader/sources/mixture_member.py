@@ -52,8 +52,8 @@ def split_by_source(
         here = numbers == number
         if number >= sources:
             raise ConfigError(
-                f"index {ids[here][0]} is of source {number}, and this mixture has {sources}: "
-                "give the index of one of its batches"
+                f"index {ids[here][0]} is of source {number}, of which there are {sources} at "
+                "most: give the index of a batch of this table or mixture"
             )
         picked = [
             tree.transform(value, partial(_picked, name, here=here, axes=axes))

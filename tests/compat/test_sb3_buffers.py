@@ -259,6 +259,20 @@ def test_a_pickle_goes_on_where_the_buffer_was(n_envs, once):
         feed((again, whole), steps, 9)
 
 
+@pytest.mark.skipif(not hasattr(theirs, "NStepReplayBuffer"), reason="an older version")
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_a_pickle_within_an_episode_ends_none(n_envs):
+    both = pair("NStepReplayBuffer", 40, BOX, ACTIONS["discrete"], "cpu", n_envs)
+    steps = Steps(BOX, ACTIONS["discrete"], n_envs, 1)
+    for calls in (5, 9, 33):
+        feed(both, steps, calls)
+        both = tuple(pickle.loads(pickle.dumps(buffer)) for buffer in both)
+        feed(both, steps, 3)
+        same(*[drawn(buffer, 64) for buffer in both])
+        for name in ("dones", "timeouts"):
+            same(*[np.asarray(getattr(buffer, name)) for buffer in both])
+
+
 ARRAYS = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
 WRITES: list[Any] = [
     lambda array: array.__setitem__(slice(None), 1),

@@ -249,6 +249,20 @@ def test_states_and_folders_hold_everything(tmp_path, used):
         assert again.table.sampler.prioritized
 
 
+@pytest.mark.parametrize("by_path", [False, True])
+def test_what_is_loaded_within_an_episode_goes_on_with_it(by_path, tmp_path):
+    buffer, again = (ReplayBuffer(storage=9) for _ in range(2))
+    some = {"x": torch.arange(3), "truncated": torch.zeros(3, dtype=torch.bool)}
+    buffer.extend(some)
+    if by_path:
+        buffer.dumps(tmp_path)
+        again.loads(tmp_path)
+    else:
+        again.load_state_dict(buffer.state_dict())
+    again.extend(some)
+    assert not again[:]["truncated"].any()
+
+
 def test_functions_change_batches_and_transforms_of_torchrl_are_refused():
     buffer = ReplayBuffer(storage=9, batch_size=3, transform=lambda batch: batch * 2)
     assert buffer.append_transform(lambda batch: batch + 1) is buffer

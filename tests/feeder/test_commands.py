@@ -44,7 +44,7 @@ def status_of(**changes):
     }
     session = {
         "id": 7, "pid": 4321, "host": "node7", "user": "alice", "name": "",
-        "user_agent": "async_loader/0.1", "state": "connected", "lag": None,
+        "user_agent": "async_loader/0.1", "role": "actor", "state": "connected", "lag": None,
         "rows_per_s": 30.0, "batches_per_s": 0.0, "age_s": 3700.0, "silent_s": 0.5,
         "connected": True, "writers": 1, "readers": 0, "rows_in": 1000,
         "batches_out": 0, "in_flight_bytes": 0,

@@ -15,8 +15,8 @@ import numpy as np
 import psutil
 import pytest
 
-from async_loader import Field, Transitions
-from async_loader.errors import Broken, Timeout
+from async_loader import Field, ReplayBuffer, Transitions
+from async_loader.errors import Broken, ConfigError, OutOfMemory, Timeout
 from async_loader.feeder import connect
 from async_loader.feeder.embedded import Embedded
 from async_loader.feeder.settings import ServerSettings
@@ -38,6 +38,21 @@ def test_steps_go_in_and_come_out():
                 writer.append(x=np.int64(i))
         assert client.status()["tables"]["replay"]["size"] == 10
     embedded.close()
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "said"),
+    [
+        ({"capacity": 10**12, "schema": {"x": "float32"}}, OutOfMemory, "tables.t: .*GiB"),
+        ({"capacity": 60, "schema": {"x": "int64"}, "view": Transitions(3)}, ConfigError, "reward"),
+        ({"capacity": 60, "schema": {"x\ud800": "int64"}}, ConfigError, "cannot travel"),
+        (ReplayBuffer(60), ConfigError, "tables.t: expected a map, got <ReplayBuffer"),
+    ],
+)
+def test_a_table_that_cannot_be_made_is_refused_as_in_this_process(table, kind, said):
+    with pytest.raises(kind, match=said) as refused:
+        connect("embedded", tables={"t": table})
+    assert "Traceback" not in str(refused.value)
 
 
 @pytest.mark.slow

@@ -73,14 +73,29 @@ class Browser:
             )
         )
 
+    def _tell(self, command: str, **params: object) -> Any:
+        return self.call("POST", "/goog/cdp/execute", cmd=command, params=params)
+
+    def look(self, width: int, *, dark: bool = False) -> None:
+        """Show pages in a window of this width, in light or dark. Fails on a wider page."""
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        self._tell("Emulation.setEmulatedMedia", features=scheme)
+        self._tell("Emulation.setScrollbarsHidden", hidden=True)
+        self._tell("Emulation.setDeviceMetricsOverride", **size)
+        wide = self.run("return document.documentElement.scrollWidth")
+        assert wide <= width, f"the page is {wide} pixels wide"
+
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("GET", "/screenshot")))
+        """Save a picture of the whole page."""
+        width, height = self.run("return [innerWidth, document.body.offsetHeight]")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        found = self._tell("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        path.write_bytes(base64.b64decode(found["data"]))
 
 
 @contextlib.contextmanager
-def browser(
-    folder: Path, width: int = 1200, height: int = 900, dark: bool = False
-) -> Iterator[Browser]:
+def browser(folder: Path) -> Iterator[Browser]:
     """Start a browser. Without one the test is skipped."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
@@ -96,9 +111,7 @@ def browser(
                 break
         else:
             pytest.fail("chromedriver has ended")
-        flags = [*FLAGS, f"--window-size={width},{height}", f"--user-data-dir={folder}/browser"]
-        if dark:
-            flags.append("--blink-settings=preferredColorScheme=0")
+        flags = [*FLAGS, "--window-size=1200,900", f"--user-data-dir={folder}/browser"]
         wanted = {
             "browserName": "chrome",
             "goog:chromeOptions": {"binary": chromium, "args": flags},

@@ -29,6 +29,7 @@ def table_status(**changes):
 def session_status(number, **changes):
     return {
         "id": number, "pid": 1000 + number, "host": "node7.cluster.example", "user": None,
+        "role": "actor",
         "name": f"actor-{number}", "user_agent": f"actor-{number} async_loader/0.1",
         "state": "connected", "age_s": 60.0, "silent_s": 0.5, "connected": True, "writers": 1,
         "readers": 0, "rows_in": 100, "batches_out": 0, "rows_per_s": 0.0, "batches_per_s": 0.0,
@@ -42,8 +43,8 @@ def feeder_status(**changes):
         "incarnation": "a", "pid": 99, "address": "tcp://node1:5555", "version": 5,
         "connections": {"open": 1}, "uptime_s": 75.0, "draining": False,
         "tables": {"replay": table_status()}, "sessions_ended": {"left": 0, "died": 0, "lost": 0},
-        "sessions": [], "checkpoints": {}, "weights": {}, "weights_stale": 0, "weights_waiting": {},
-        "weights_age_s": {}, "counters": {},
+        "sessions": [], "sessions_died": [], "checkpoints": {}, "weights": {}, "weights_stale": 0,
+        "weights_waiting": {}, "weights_age_s": {}, "counters": {},
         **changes,
     }  # fmt: skip
     return {"sessions_open": len(found["sessions"]), **found}

@@ -14,6 +14,7 @@ from status_rig import (
     cluster_status,
     clusters,
     feeder_status,
+    session_status,
     table_status,
 )
 
@@ -64,7 +65,6 @@ def test_no_client_is_lost_and_none_counts_twice(cluster):
         assert sum(one[key] for one in whole["sessions"]) == sum(one[key] for one in sessions), key
     pids = [one["pid"] for one in whole["sessions"]]
     assert sorted(pids) == sorted({one["pid"] for one in sessions})
-    assert len({one["id"] for one in whole["sessions"]}) == len(whole["sessions"])
 
 
 @pytest.mark.slow
@@ -75,9 +75,20 @@ def test_merging_changes_nothing_and_every_shard_has_a_row(cluster):
     assert cluster == before
     json.dumps(frame, allow_nan=False)
     assert [row["name"] for row in frame["shards"]] == list(cluster["shards"])
-    assert sum(row["size"] for row in frame["shards"]) == sum(
-        one["size"] for one in frame["tables"].values()
-    )
+    assert [row["tables"] for row in frame["shards"] if row["state"] != "silent"] == [
+        one["tables"] for one in answered(cluster).values()
+    ]
+
+
+def test_watchers_are_left_out_and_a_client_is_what_it_is_in_one_shard():
+    here = [session_status(1), session_status(2, role="watcher"), session_status(3, role="other")]
+    there = [session_status(1, role="evaluator", writers=0), session_status(2, role="watcher")]
+    died = [session_status(4, state="died")]
+    one, other = feeder_status(sessions=here, sessions_died=died), feeder_status(sessions=there)
+    for frame in (frame_of(one), frame_of(cluster_status(other, None, one))):
+        shown = [(one["name"], one["role"]) for one in frame["sessions"]]
+        assert shown == [("actor-1", "actor"), ("actor-3", "other")]
+        assert (frame["sessions_open"], frame["sessions_died"]) == (2, died)
 
 
 # -- who waits -------------------------------------------------------------------------------------
@@ -96,9 +107,9 @@ def test_a_headline_names_the_shards_in_which_learners_wait_and_why():
         )
     )
     assert frame["headlines"] == [
-        {
-            "tone": "wait",
-            "text": "Learners wait for actors in replay, 20% of the time (shard-1 50%, shard-0 "
+        (
+            "wait",
+            "Learners wait for actors in replay, 20% of the time (shard-1 50%, shard-0 "
             f"10%): shard-1 {why}",
-        }
+        )
     ]

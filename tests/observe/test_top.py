@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
 from rich.console import Console, Group
-from status_rig import cluster_status, feeder_status, session_status, table_status
+from status_rig import feeder_status, session_status, table_status
 
 from async_loader.observe.terminal import screen as lines_of
 
@@ -86,20 +85,3 @@ def test_64_actors_fit_a_terminal_of_80_by_24_and_the_worst_come_first():
     (left_out,) = re.findall(r"and (\d+) clients more", text)
     shown = len([one for one in clients_of(lines) if one.startswith("actor-")])
     assert int(left_out) == 68 - shown, text
-
-
-@pytest.mark.parametrize("shards", [1, 8])
-def test_a_cluster_fits_a_terminal_of_80_by_24(shards):
-    now = [busy_feeder(float(i == 1), number=i) for i in range(shards)]
-    if shards > 2:
-        now[2] = None
-    lines = screen(cluster_status(*now))
-    check_fits(lines)
-    text = "\n".join(lines)
-    for i in range(shards):
-        assert re.search(rf"^shard-{i} ", text, re.MULTILINE), text
-    assert clients_of(lines)[0] == "actor-17"
-    if shards > 2:
-        assert "shard-2 (silent, tcp://node2:5555) does not answer" in text
-        assert re.search(r"^shard-2 +silent", text, re.MULTILINE)
-        assert re.search(r"and \d+ clients more", text)

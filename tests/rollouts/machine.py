@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from async_loader import Field
 from async_loader.errors import Timeout
-from async_loader.rollouts.calls import RolloutCalls
+from async_loader.rollouts.calls import rollout_calls
 from async_loader.rollouts.saving import restore, state_of
 from async_loader.rollouts.schema import GroupSchema, Ragged
 from async_loader.rollouts.slots import GroupSettings
@@ -34,7 +34,7 @@ class LocalDriver:
     def __init__(self, settings):
         self.now = 0.0
         self.settings = settings
-        self.calls = RolloutCalls(settings, lambda: self.now)
+        self.calls = rollout_calls(settings, lambda: self.now)
 
     def ask(self, client, name, arrays=None, /, **arguments):
         """The answer; ``None``: it would wait."""

@@ -25,7 +25,7 @@ from roles import SCHEMA, SETTINGS  # noqa: E402
 from async_loader.rollouts.schema import GroupSchema  # noqa: E402
 
 PROMPTS = 60
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 ROLES = ("generator", "generator", "grader", "learner", "feeder")
 
 

@@ -21,7 +21,7 @@ SCHEMA = {
     "answer": Field((), "int32", scope="group"),
 }
 SETTINGS = {"batch": 4, "max_lag": 2, "size": 2, "deadline_s": 20.0, "tries": 50}
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
 def pause(seconds):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cluster_rig import (
     PATIENCE_S,
+    SCHEMA,
     chi_square,
     cluster_of,
     drawn,
@@ -23,13 +24,16 @@ from async_loader import (
     Hindsight,
     Mixture,
     Prioritized,
+    RateLimiter,
     ReplayBuffer,
     Sequences,
     Uniform,
     tree,
 )
-from async_loader.errors import Closed, ConfigError, Timeout, Unsupported
-from async_loader.replay.samplers import Recency
+from async_loader.errors import Closed, ConfigError, NotEnoughData, Timeout, Unsupported
+from async_loader.lifecycle import Deadline, Patience
+from async_loader.replay.samplers import Fifo, Recency
+from async_loader.scale import Cluster
 from async_loader.source import Applied
 
 SIZES = (20, 40, 80, 260)
@@ -298,3 +302,47 @@ def test_tables_that_differ_and_samplers_that_have_no_whole_are_refused(tmp_path
         own = client.table("t").source(sampler=Uniform())
         assert len(drawn(own, 4)["x"]) == 4
         own.close()
+
+
+def test_a_shard_that_nothing_was_written_to_holds_up_no_batch_of_the_others(tmp_path):
+    with cluster_of(tmp_path, [ReplayBuffer(100), filled(1, 9)]) as (_, _, client):
+        table = client.table("t")
+        source = table.source()
+        assert set(drawn(source, 4)["shard"]) == {1}
+        assert set(table.sample(4)["shard"]) == {1}
+        assert len(table.get([0, 1 << 56])["x"]) == 1
+        assert "x" in table.get([0, (1 << 56) + 50])
+        with client.shard("shard-0").table("t").writer(schema=SCHEMA) as writer:
+            writer.extend(x=np.arange(90), shard=np.zeros(90, np.int64))
+        until(lambda: drawn(source, 4)["shard"][0] == 0)
+        source.close()
+
+
+@pytest.mark.parametrize("limiter", [None, RateLimiter(min_size_to_sample=1)])
+def test_a_sample_of_shards_without_a_schema_is_that_of_a_table_without_one(tmp_path, limiter):
+    tables = [ReplayBuffer(100, limiter=limiter) for _ in range(2)]
+    with cluster_of(tmp_path, tables) as (_, _, client):
+        table = client.table("t")
+        for view in (None, Sequences(4), Sequences(4, whole="ragged")):
+            assert list(table.get([0], view=view)) == ["index"]
+            assert list(client.shard("shard-0").table("t").get([0], view=view)) == ["index"]
+        if limiter is None:
+            with pytest.raises(NotEnoughData):
+                table.sample(4)
+        with pytest.raises(Timeout):
+            table.sample(4, timeout_s=0.3)
+
+
+def test_a_least_size_is_that_of_all_shards_and_one_that_is_never_reached_is_refused(tmp_path):
+    tables = [filled(number, 9, capacity=100) for number in range(2)]
+    with cluster_of(tmp_path, tables) as (shards, _, client):
+        with pytest.raises(Timeout, match="19 items of the cluster, whose shards hold 18"):
+            client.table("t").source(min_size=19).plan(4, Patience(deadline=Deadline(0.5)))
+        assert len(drawn(client.table("t").source(min_size=18), 4)["x"]) == 4
+        with pytest.raises(ConfigError, match="leave it out"):
+            client.table("t").source(min_size=2, sampler=Fifo())
+        with pytest.raises(ConfigError, match="of which there are 64 at most"):
+            client.table("t").delete([70 << 56])
+        with Cluster.static([one.address for one in shards]) as static:
+            with pytest.raises(ConfigError, match="the 2 shards keep 200 steps"):
+                static.table("t").source(min_size=201)

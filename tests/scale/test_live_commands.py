@@ -66,10 +66,8 @@ def check_equal(frame, status):
     for row in frame["shards"]:
         shard = status["shards"][row["name"]]
         assert (row["address"], row["state"]) == (shard["address"], "serving")
-        assert row["size"] == found[row["name"]]["size"]
-        assert (row["writers"], row["readers"], row["nbytes"]) == tuple(
-            found[row["name"]][key] for key in ("writers", "readers", "nbytes")
-        )
+        for key in ("size", "writers", "readers", "nbytes"):
+            assert row["tables"]["t"][key] == found[row["name"]][key], key
 
 
 @pytest.mark.slow
@@ -87,14 +85,14 @@ def test_the_page_has_the_values_of_the_status_and_goes_on_while_a_shard_is_away
         check_equal(frame, client.status())
         assert frame["tables"]["t"]["size"] == 160
         by_name = {one["name"]: one for one in frame["sessions"]}
-        assert sorted(by_name) == ["async-loader", "learner"], "each once, though in both shards"
+        assert sorted(by_name) == ["learner"], "once, and without the page itself"
         assert by_name["learner"]["shards"] == {"shard-1": 1}
-        assert frame["sessions_open"] == 2
+        assert frame["sessions_open"] == 1
 
         shards[0].die()
         frame = frame_in_which(page.url, lambda one: states(one) == ["silent", "serving"])
         assert frame["tables"]["t"]["size"] == 60
-        assert frame["headlines"][0]["text"].startswith("shard-0 (silent, ipc://")
+        assert frame["headlines"][0][1].startswith("shard-0 (silent, ipc://")
 
         shards[0] = ThreadShard(tmp_path / "0", filled(0, 7))
         frame = frame_in_which(page.url, lambda one: states(one) == ["serving", "serving"])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from async_loader import tree
-from async_loader.compat.saved_table import SavedTable, column_of
+from async_loader.compat.saved_table import SavedTable, column_of, go_on
 from async_loader.compat.torchrl.arguments import (
     capacity_of,
     checked_transform,
@@ -289,6 +289,7 @@ class ReplayBuffer:
         self._before, self._kind = state_dict.get("before", 0), state_dict["kind"]
         if files:
             SavedTable(files, None).into(self.table.load)
+            go_on(self.table)
         elif self.table.schema is not None:
             self.table.clear()
 
@@ -304,6 +305,7 @@ class ReplayBuffer:
         """Become what `dumps` saved, within this buffer's capacity."""
         folder = Path(path_of("path", path))
         self.table.load(folder / _TABLE)
+        go_on(self.table)
         self._kind, before = (folder / "kind").read_text().split()
         self._before = int(before)
 

@@ -75,6 +75,11 @@ class ReaderChannel(ReaderBatches):
                 self._closed()
             self._ring_bell()
 
+    @property
+    def asked(self) -> bool:
+        """Whether the server of this session was asked to open the reader."""
+        return self.phase is ReaderPhase.READY or bool(self._request.sequence)
+
     def wait_closed(self, deadline: Deadline, why: Callable[[], str]) -> None:
         """Wait for the answer to CLOSE_READER: a lost feeder delivers leased batches again."""
         port = self.port

@@ -23,7 +23,7 @@ from async_loader.feeder.wire import (
 from async_loader.replay.arguments import one_float
 from async_loader.replay.episode_ends import Ends
 from async_loader.replay.samplers import priority_rules
-from async_loader.replay.stream_names import stream_name
+from async_loader.replay.stream_names import MANY_STREAMS, stream_name
 from async_loader.replay.table.records import Records, Rows
 from async_loader.replay.table.step_packer import StepPacker
 from async_loader.schema import Schema
@@ -157,8 +157,9 @@ class RowBuffer(Records):
 class StreamNumbers:
     """Numbers of a writer's streams, by name. Any thread.
 
-    The table knows a stream by its producer and its number. After the end of an episode the next
-    step of that number begins another one, whatever its name here. So numbers are used again.
+    The table knows a stream by its producer and its number, and a sequence may go on into the next
+    episode of its stream. So a stream keeps its number from episode to episode, until many others
+    have come since its last one: then another stream has the number.
 
     Parameters
     ----------
@@ -168,7 +169,7 @@ class StreamNumbers:
     Attributes
     ----------
     numbers : dict
-        By name: of the streams with an open episode, and the writer's own.
+        By name.
     names : dict
         By number: of the streams with an open episode.
     most : int
@@ -179,7 +180,7 @@ class StreamNumbers:
         self.own, self.most = own, 1
         self.numbers: dict[Hashable, int] = {own: OWN}
         self.names: dict[int, Hashable] = {}
-        self._free: list[int] = []
+        self._idle: dict[int, Hashable] = {}  # those that ended last come last
         self._lock = threading.Lock()
 
     def number(self, name: object) -> int:
@@ -190,38 +191,42 @@ class StreamNumbers:
         kind = type(name)
         found = name if kind is int or kind is str else stream_name(name)
         number = self.numbers.get(found)
-        if number is None:
-            number = self._new(found)
-        self.names[number] = found
-        return number
+        return number if number in self.names else self._begun(found)
 
     def open_number(self, name: object) -> int | None:
         """Return the number of a stream with an open episode."""
         number = OWN if name is None else self.numbers.get(stream_name(name))
         return number if number in self.names else None
 
-    def _new(self, name: Hashable) -> int:
+    def _begun(self, name: Hashable) -> int:
         with self._lock:
-            if self._free:
-                number = self._free.pop()
-            elif self.most < STREAMS:
-                number, self.most = self.most, self.most + 1
-            else:
-                text = (
-                    f"{STREAMS} streams of this writer have open episodes, which is all that a "
-                    "feeder takes"
-                )
-                raise ConfigError(f"stream={name!r}: {text}: end some, or use another writer")
-            self.numbers[name] = number
+            number = self.numbers.get(name)
+            if number is None:
+                number = self.numbers[name] = self._free(name)
+            self._idle.pop(number, None)
+            self.names[number] = name
             return number
+
+    def _free(self, name: Hashable) -> int:
+        if self._idle and self.most >= min(STREAMS, max(MANY_STREAMS, 2 * len(self.names))):
+            number = next(iter(self._idle))
+            del self.numbers[self._idle.pop(number)]
+            return number
+        if self.most == STREAMS:
+            text = (
+                f"{STREAMS} streams of this writer have open episodes, which is all that a feeder"
+            )
+            raise ConfigError(f"stream={name!r}: {text} takes: end some, or use another writer")
+        self.most += 1
+        return self.most - 1
 
     def ended(self, numbers: Iterable[int]) -> None:
         """Note that the episodes of these streams have ended."""
         with self._lock:
             for number in numbers:
                 name = self.names.pop(number, None)
-                if number and self.numbers.pop(name, None) is not None:
-                    self._free.append(number)
+                if number and name is not None:
+                    self._idle[number] = name
 
 
 def ended(rows: Rows) -> list[int]:

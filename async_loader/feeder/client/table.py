@@ -244,7 +244,10 @@ class TableClient(RemoteTable[RemoteSource]):
             form = BatchForm.of(schema, rows)
             (found,) = form.blocks(WireBatch(rows, [reply.data]))
             columns = form.layout.views(found.block.copy())
-        structure = structure_of(schema, eta is not None, goals_of(view))
+        if len(schema.fields) == 1:  # the index alone: the table has no schema yet
+            structure = structure_of(schema)
+        else:
+            structure = structure_of(schema, eta is not None, goals_of(view))
         return structure, structure.batch(columns, server)
 
     def _apply(

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from async_loader.errors import Malformed
 from async_loader.feeder.server.dispatch import Dispatcher, too_late
 from async_loader.feeder.server.sessions import Session
-from async_loader.feeder.server.state import ServerState
+from async_loader.feeder.server.state import ServerState, TableEntry
+from async_loader.feeder.server.status import session_status
 from async_loader.feeder.wire import (
     CloseReader,
     CloseWriter,
@@ -37,6 +38,9 @@ from async_loader.feeder.wire import (
     schema_of,
     spec_of,
 )
+
+_DIED = 16
+"""Clients that died which STATUS names."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +80,12 @@ class PendingReplies:
 
     def __iter__(self) -> Iterator[PendingReply]:
         return iter(list(self._waits.values()))
+
+    def resting(self, key: Hashable) -> TableEntry | None:
+        """Return the table that a request waits for: it has no schema, or is being loaded."""
+        wait = self._waits.get(key)
+        table = None if wait is None or not isinstance(wait.what, TableEntry) else wait.what
+        return table if table is not None and (table.rests or table.table.schema is None) else None
 
     def add(self, key: Hashable, wait: PendingReply) -> None:
         """Add a request; it replaces one of the same ``key``."""
@@ -152,7 +162,7 @@ class ControlHandler:
             Type.PUBLISH: self._publish,
             Type.LATEST: self._latest,
             Type.DRAIN: self._drain,
-            Type.END: self._end,
+            Type.END: lambda *_: None,
         }
 
     def _hello(self, message: Message, user: str | None) -> tuple[Session, Message]:
@@ -164,6 +174,7 @@ class ControlHandler:
         assert isinstance(hello, Hello)
         self._check_stays()
         sessions = self._server_state.sessions
+        self._server_state.died.pop(hello.client, None)
         before = sessions.before(hello, user)
         if before is not None:
             before.replaced = True
@@ -174,8 +185,15 @@ class ControlHandler:
 
     def end_sessions(self, place_needed: bool = False) -> None:
         """End the sessions that are over."""
-        for session in self._server_state.sessions.over(place_needed):
-            self._server_state.ended[session.end] += 1
+        state = self._server_state
+        for session in state.sessions.over(place_needed):
+            end = session.end
+            state.ended[end] += 1
+            if end != "left":
+                said = session_status(session, state) | {"state": end}
+                state.died[session.hello.client] = session.heard, said
+                if len(state.died) > _DIED:
+                    del state.died[next(iter(state.died))]
             self.leave(session)
 
     def leave(self, session: Session) -> None:
@@ -306,7 +324,8 @@ class ControlHandler:
         state, timeout_s = self._server_state, wanted.timeout_s
 
         def answer(over: bool) -> Message | None:
-            found = state.weights.answer(wanted, state.limits.message_bytes)
+            most = state.limits.message_bytes
+            found = state.weights.answer(session.number, wanted, most)
             if found is not None:
                 return message.reply(found[0], data=found[1])
             return message.reply(state.weights.nothing(wanted)) if over else None
@@ -325,9 +344,6 @@ class ControlHandler:
 
     def _drain(self, session: Session, message: Message, body: Drain) -> None:
         self.drain_asked.append((session, message))
-
-    def _end(self, session: Session, message: Message, body: End) -> None:
-        session.said_end = True
 
     def send_last(self, reason: str, unsaved: str) -> None:
         """Answer all waiting requests, end all sessions; ``unsaved``: why a DRAIN has failed."""

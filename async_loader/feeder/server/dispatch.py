@@ -166,6 +166,7 @@ class Dispatcher:
                 return
             session = self._sessions.heard(message.session, plane, route, route.user)
             route.known = True
+            session.asked.add(message.type)
             answer = self._handled(plane, session, message)
         except Exception as error:  # a fault of this package must not end the others
             refusal = self.refusal(message.type.name, error)

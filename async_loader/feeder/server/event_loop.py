@@ -129,7 +129,9 @@ class Server:
         self._control_handler.on_leave = self._rollouts.leave
         self._control_handler.on_publish = self._rollouts.publish
         self._insert_handler = InsertHandler(server_state, self._dispatcher)
-        self._pull_handler = PullHandler(server_state, self._dispatcher)
+        self._pull_handler = PullHandler(
+            server_state, self._dispatcher, self._control_handler.waits
+        )
         self._bell = EventFd()
         self._sockets.watch(self._bell.fileno())
         self._stops = 0

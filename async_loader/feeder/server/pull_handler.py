@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from async_loader.errors import Malformed
+from async_loader.feeder.server.control_handler import PendingReplies
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.reader_state import OutgoingBatch, ReaderState
 from async_loader.feeder.server.sessions import Session
@@ -39,10 +40,14 @@ class PullHandler:
     ----------
     server_state : ServerState
     dispatcher : Dispatcher
+    waits : PendingReplies
+        Where a reader waits that is not open yet.
     """
 
-    def __init__(self, server_state: ServerState, dispatcher: Dispatcher) -> None:
-        self._server_state, self._dispatcher = server_state, dispatcher
+    def __init__(
+        self, server_state: ServerState, dispatcher: Dispatcher, waits: PendingReplies
+    ) -> None:
+        self._server_state, self._dispatcher, self._waits = server_state, dispatcher, waits
         self._bytes = 0
         dispatcher.handlers[Plane.PULL] |= {
             Type.PING: self._ping,
@@ -79,10 +84,11 @@ class PullHandler:
             leases.pop(number, None)
 
     def _totals(self, session: Session, message: Message, body: Totals) -> Message:
-        """Return what a reader draws from; nothing before it is open."""
-        reader = session.readers.get(message.number)
-        if reader is None:
-            return message.reply(TotalsReply(items=0))
+        """Return what a reader draws from; nothing while its table has no schema."""
+        table = self._waits.resting((session.number, message.number))
+        if table is not None:
+            return message.reply(TotalsReply(items=0, uses_up=table.table.uses_up))
+        reader = self._reader(session, message)
         items, mass, least = reader.drawing.totals()
         uses_up = self._server_state.table(reader.table).table.uses_up
         return message.reply(TotalsReply(items=items, mass=mass, least=least, uses_up=uses_up))

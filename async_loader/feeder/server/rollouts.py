@@ -28,8 +28,8 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.replay.samplers import Sampler
-from async_loader.rollouts.calls import RolloutCalls
-from async_loader.rollouts.requests import Answer, Request
+from async_loader.rollouts.calls import rollout_calls
+from async_loader.rollouts.requests import Answer, Request, Requests
 from async_loader.rollouts.saving import FILE, read, restore, state_of, write
 from async_loader.rollouts.slots import GroupSettings
 
@@ -72,8 +72,10 @@ class RolloutTables:
         clock = self._clock = server_state.clock
         self._server_state, self._dispatcher, self._jobs = server_state, dispatcher, jobs
         self._folders, self._every_s = folders, every_s
-        self.tables = {name: RolloutCalls(one, clock, sampler_of) for name, one in settings.items()}
-        self._waits: dict[int, list[tuple[RolloutCalls, Request]]] = {}
+        self.tables = {
+            name: rollout_calls(one, clock, sampler_of) for name, one in settings.items()
+        }
+        self._waits: dict[int, list[tuple[Requests, Request]]] = {}
         self._rests: dict[int, dict[int, Any]] = {}
         self._keys = itertools.count(1)
         self._saved: dict[str, Any] = {}
@@ -86,7 +88,7 @@ class RolloutTables:
                     restore(calls, read(folder))
         dispatcher.handlers[Plane.PULL][Type.ROLLOUTS] = self._call
 
-    def table(self, name: str) -> RolloutCalls:
+    def table(self, name: str) -> Requests:
         """Return a table by name. Raises Malformed, UNKNOWN_TABLE."""
         found = self.tables.get(name)
         if found is None:
@@ -107,7 +109,6 @@ class RolloutTables:
             folder = self._folders.of(body.table, arguments.get("path", ""))
             self._save_or_load(session, message, calls, body.call, folder)
             return None
-        session.rollouts = True
         arrays = unpacked(body.specs, message.data)
         request = calls.ask(
             session.hello.client, body.call, arguments, arrays, body.wait_s,
@@ -231,7 +232,7 @@ class RolloutTables:
         return "; ".join(failed)
 
     def _save_or_load(
-        self, session: Session, message: Message, calls: RolloutCalls, call: str, folder: Any
+        self, session: Session, message: Message, calls: Requests, call: str, folder: Any
     ) -> None:
         """See NOTE [slow work] in dispatch.py: files are written and read beside the loop."""
         state = state_of(calls) if call == "save" else {}

@@ -18,7 +18,15 @@ from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
-from async_loader.feeder.wire import ErrorCode, Hello, Plane
+from async_loader.feeder.wire import ErrorCode, Hello, Plane, Type
+
+_ROLES = {
+    Type.OPEN_WRITER: "actor",
+    Type.OPEN_READER: "learner",
+    Type.PUBLISH: "learner",
+    Type.LATEST: "evaluator",
+    Type.STATUS: "watcher",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +49,10 @@ class Session:
         On the server's clock.
     writers, readers : dict
         Open ones, by number. `close_writer` and `close_reader` take them out.
-    said_end, replaced : bool
-        Whether its client has said that it leaves, or has begun another session.
-    rollouts : bool
-        Whether it has called a table of rollouts, and may have something of it.
+    replaced : bool
+        Whether its client has begun another session.
+    asked : set of Type
+        Kinds of its messages.
     rates : Rates
         Of ``rows_in`` and ``batches_out``.
     """
@@ -58,9 +66,8 @@ class Session:
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, Producer] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
-    said_end: bool = False
-    rollouts: bool = False
     replaced: bool = False
+    asked: set[Type] = field(default_factory=set, repr=False)
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
     rates: Rates = field(init=False, repr=False)
@@ -81,6 +88,11 @@ class Session:
         return bool(self.routes) and not self.connected
 
     @property
+    def role(self) -> str:
+        """What its client is by what it asked for; see `SessionStatus`."""
+        return next((role for kind, role in _ROLES.items() if kind in self.asked), "other")
+
+    @property
     def all_taken(self) -> bool:
         """Whether no message waits on its connections."""
         return not any(route.listed for route in self.routes.values())
@@ -91,7 +103,8 @@ class Session:
         writer and reader open; it ``died`` with some; or it is ``lost``: its connection is open,
         and nothing comes, as of a cut network or a stopped machine.
         """
-        if not self.said_end and (self.connected or self.writers or self.readers or self.rollouts):
+        has_any = self.writers or self.readers or Type.ROLLOUTS in self.asked
+        if Type.END not in self.asked and (self.connected or has_any):
             return "lost" if self.connected else "died"
         return "left"
 

@@ -218,7 +218,7 @@ class Listener:
         fds: list[int] = []
         reason: str | None = None
         try:
-            record, fds, _, _ = socket.recv_fds(caller, 4096, 8)
+            record, fds, _, _ = socket.recv_fds(caller, 4096, 8, socket.MSG_CMSG_CLOEXEC)
             offer = read_record(record)
             if len(fds) != 1:
                 text = f"an offer of memory came with {len(fds)} descriptors, it takes one"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from async_loader.errors import Malformed
 from async_loader.feeder.memory_offer import Offer
@@ -98,6 +99,8 @@ class ServerState:
     counters: Counter[str] = field(default_factory=Counter)
     ended: Counter[str] = field(default_factory=lambda: Counter(left=0, died=0, lost=0))
     """Sessions, by how they ended."""
+    died: dict[bytes, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    """By client: when the last ones that died or were lost were heard, and their status then."""
     memory: str | None = None
     """Where learners of this host offer memory for their batches."""
 

@@ -11,6 +11,9 @@ from async_loader.feeder.server.sessions import Session
 from async_loader.feeder.server.state import ServerState, TableEntry
 
 _OF_STATS = ("size", "capacity", "full", "inserted", "sampled", "deleted", "nbytes")
+_OF_SESSION = (
+    "id", "user", "role", "connected", "rows_in", "batches_out", "in_flight_bytes"
+)  # fmt: skip
 _SILENT_S = 3.0  # a client that is heard sends something each second or two
 _SESSIONS, _WAITING, _NAMES = 128, 8, 32  # more are counted only
 
@@ -31,8 +34,11 @@ def status_of(server_state: ServerState, waiting: Mapping[Any, int]) -> dict[str
         "sessions_open": len(server_state.sessions),
         "sessions_ended": dict(server_state.ended),
         "sessions": [
-            _session(session, server_state)
+            session_status(session, server_state)
             for session in itertools.islice(server_state.sessions, _SESSIONS)
+        ],
+        "sessions_died": [
+            {**one, "silent_s": now - heard} for heard, one in server_state.died.values()
         ],
         "weights_stale": server_state.weights.stale,
         "weights": server_state.weights.versions(),
@@ -68,7 +74,7 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
         **{name: getattr(stats, name) for name in _OF_STATS},
         "inserts_per_s": rows_in,
         "samples_per_s": rows_out,
-        "samples_per_insert": stats.sampled / stats.inserted if stats.inserted else 0.0,
+        "samples_per_insert": stats.sampled / max(1, stats.inserted),
         "waiting": waits[:_WAITING],
         "policies": lags(
             [one.versions for one in writers], server_state.weights.versions(), scheduler.given
@@ -93,31 +99,26 @@ def _table(table: TableEntry, server_state: ServerState, unopened: int) -> dict[
     }
 
 
-def _session(session: Session, server_state: ServerState) -> dict[str, Any]:
+def session_status(session: Session, server_state: ServerState) -> dict[str, Any]:
     now = server_state.clock()
-    made = [one.versions for one in session.writers.values()]
+    made = (one.versions for one in session.writers.values())
     behind = lags(made, server_state.weights.versions()).values()
     state = session.end if session.ended else "connected"
     if session.connected and now - session.heard >= _SILENT_S:
         state = "silent"
     rows_per_s, batches_per_s = session.rates.of(now)
     return {
-        "id": session.id,
+        **{name: getattr(session, name) for name in _OF_SESSION},
         "pid": session.hello.pid,
         "host": session.hello.host[:64],
-        "user": session.user,
         "name": session.hello.user_agent.partition("async_loader/")[0].strip()[:64],
         "user_agent": session.hello.user_agent[:64],
         "state": state,
         "age_s": now - session.since,
         "silent_s": now - session.heard,
-        "connected": session.connected,
         "writers": len(session.writers),
         "readers": len(session.readers),
-        "rows_in": session.rows_in,
-        "batches_out": session.batches_out,
         "rows_per_s": rows_per_s,
         "batches_per_s": batches_per_s,
-        "in_flight_bytes": session.in_flight_bytes,
         "lag": max((one["lag"] for one in behind if "lag" in one), default=None),
     }

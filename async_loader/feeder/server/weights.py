@@ -39,13 +39,15 @@ class WeightStore:
     Parameters
     ----------
     most_bytes : int
-        Of one version; of all incomplete ones, four times as many.
+        Of one version; of all incomplete ones, and of those that clients read, four times as many.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
         self._newest: dict[str, Version] = {}
         self._making: dict[tuple[Hashable, str], Version] = {}
+        # What a client has begun to read stays until it has all of it, though another is newer.
+        self._reading: dict[tuple[Hashable, str], Version] = {}
         self._over: dict[str, set[bytes]] = {}  # ended runs of each name
         self.stale = 0
 
@@ -138,11 +140,12 @@ class WeightStore:
         self._making[key] = Version(part.version, part.specs, blob, run)
 
     def gone(self, who: Hashable) -> None:
-        """Drop the incomplete versions of a publisher that is gone."""
-        for key in [key for key in self._making if key[0] == who]:
-            del self._making[key]
+        """Drop the incomplete versions of a client that is gone."""
+        for known in (self._making, self._reading):
+            for key in [key for key in known if key[0] == who]:
+                del known[key]
 
-    def answer(self, wanted: Latest, most: int) -> tuple[Weights, Any] | None:
+    def answer(self, who: Hashable, wanted: Latest, most: int) -> tuple[Weights, Any] | None:
         """Return the answer and its data frame; ``None`` while there is nothing newer."""
         newest = self._newest.get(wanted.name)
         if newest is None:
@@ -150,19 +153,32 @@ class WeightStore:
         same = wanted.run in (None, newest.run)
         if wanted.newer_than is not None and same and newest.version <= wanted.newer_than:
             return None
-        goes_on = same and wanted.version == newest.version and wanted.offset < len(newest.blob)
-        offset = wanted.offset if goes_on else 0
-        data = memoryview(newest.blob)[offset : offset + min(wanted.most, most)]
-        specs = () if offset else newest.specs
+        key = who, wanted.name
+        asked = [
+            one
+            for one in (self._reading.pop(key, newest), newest)
+            if (one.version, one.run) == (wanted.version, wanted.run or one.run)
+            and wanted.offset < len(one.blob)
+        ]
+        one, offset = (asked[0], wanted.offset) if asked else (newest, 0)
+        data = memoryview(one.blob)[offset : offset + min(wanted.most, most)]
+        if offset + len(data) < len(one.blob):
+            self._reading[key] = one
+            self._forget_some()
         body = Weights(
             name=wanted.name,
-            version=newest.version,
-            total_bytes=len(newest.blob),
+            version=one.version,
+            total_bytes=len(one.blob),
             offset=offset,
-            specs=specs,
-            run=newest.run,
+            specs=() if offset else one.specs,
+            run=one.run,
         )
         return body, data if len(data) else None
+
+    def _forget_some(self) -> None:
+        """Keep no more than `most_bytes` allow: a client begins again with the newest."""
+        while sum(len(one.blob) for one in set(self._reading.values())) > 4 * self._most:
+            del self._reading[next(iter(self._reading))]
 
     def nothing(self, wanted: Latest) -> Weights:
         """Return the answer that says that there is nothing newer."""

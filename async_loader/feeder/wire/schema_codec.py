@@ -95,7 +95,7 @@ class SchemaSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
 def spec_of(schema: Schema) -> SchemaSpec:
     """Convert to wire form.
 
-    Raises SchemaError for other containers, keys other than text, and sizes.
+    Raises SchemaError for other containers, keys other than text that can be sent, and sizes.
     """
     fields = tuple(
         FieldSpec(
@@ -110,8 +110,8 @@ def spec_of(schema: Schema) -> SchemaSpec:
     )
     spec = SchemaSpec(_nest(schema.structure), fields)
     try:
-        msgspec.convert(msgspec.to_builtins(spec), SchemaSpec)
-    except msgspec.ValidationError as error:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=SchemaSpec)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise SchemaError(f"the schema ({str(schema)[:80]}) cannot travel: {error}") from None
     return spec
 

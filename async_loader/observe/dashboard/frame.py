@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 Status = Mapping[str, Any]
@@ -17,42 +16,43 @@ _NAMED = 3
 STATES = {"died": 0, "silent": 1, "connected": 2, "left": 3}
 """Of clients: the worst first."""
 _PICK: dict[str, Any] = {
-    **dict.fromkeys(("uptime_s", "age_s", "silent_s", "queue_age_s"), max),
-    **dict.fromkeys(("newest", "lag", "batch_lag"), max),
+    **dict.fromkeys(
+        ("uptime_s", "age_s", "silent_s", "queue_age_s", "newest", "lag", "batch_lag"), max
+    ),
     **dict.fromkeys(("oldest", "id", "pid"), min),
 }
 """How numbers of several shards become one; others are added."""
 _EMPTY: Status = {
     "uptime_s": 0.0,
     "draining": False,
-    "tables": {},
-    "sessions_ended": {},
-    "weights": {},
-    "weights_age_s": {},
-    "weights_waiting": {},
+    "sessions_died": [],
+    **{
+        key: {}
+        for key in ("tables", "sessions_ended", "weights", "weights_age_s", "weights_waiting")
+    },
 }
 """What is shown of a shard beside its clients; and of a cluster of which no shard answers."""
-_NUMBER_AT = 32
-"""Bits of a session's id that are below the number of its shard."""
-_SUMS = ("size", "inserts_per_s", "samples_per_s", "writers", "readers")
 _WAITS = ("writers_wait", "readers_wait")
 
 
 def frame_of(status: Status) -> dict[str, Any]:
-    """Return a `FeederStatus`, or the one of a `ClusterStatus`, with ``headlines``."""
+    """Return a `FeederStatus`, or the one of a `ClusterStatus`, with ``headlines`` and without
+    watchers.
+    """
     whole = merged(status) if "shards" in status else {**status, "shards": []}
-    shards = whole["shards"]
-    lines = [
+    shown = [one for one in whole["sessions"] if one["role"] != "watcher"]
+    whole["sessions_open"] -= len(whole["sessions"]) - len(shown)
+    whole["sessions"], shards = shown, whole["shards"]
+    whole["headlines"] = [
         (
             "bad",
-            "{name} ({state}, {address}) does not answer: its rows are not counted".format(**one),
+            f"{one['name']} (silent, {one['address']}) does not answer: its rows are not counted",
         )
         for one in shards
-        if not one["answers"]
+        if one["state"] == "silent"
     ]
     for name, table in whole["tables"].items():
-        lines += _headlines(name, table, shards)
-    whole["headlines"] = [{"tone": tone, "text": text} for tone, text in lines]
+        whole["headlines"] += _headlines(name, table, shards)
     return whole
 
 
@@ -68,32 +68,30 @@ def merged(cluster: Status) -> dict[str, Any]:
     ``shards`` are all shards by number, also those that did not answer; a table's ``shards`` are
     the number of those that have it.
     """
-    there = sorted(cluster["shards"].items(), key=lambda one: (one[1]["number"], one[0]))
-    parts = [(name, one["number"], one["status"]) for name, one in there if one["status"]]
-    statuses = [status for *_, status in parts]
-    whole = {**_EMPTY, **_merged("", [_of_shard(name, status) for name, _, status in parts])}
+    there = cluster["shards"]
+    parts = {name: one["status"] for name, one in there.items() if one["status"]}
+    statuses = parts.values()
+    whole = {**_EMPTY, **_merged("", [_of_shard(*one) for one in parts.items()])}
     for table in whole["tables"].values():
-        sampled, inserted = table["sampled"], table["inserted"]
-        table["samples_per_insert"] = sampled / inserted if inserted else 0.0
+        table["samples_per_insert"] = table["sampled"] / max(1, table["inserted"])
         for side in _WAITS:
             table[side] /= table["shards"]
     clients: dict[object, list[Status]] = defaultdict(list)
-    for name, number, status in parts:
+    for name, status in parts.items():
         for one in status["sessions"]:
-            shards = {name: 1} if one["writers"] or one["readers"] else {}
-            place = {"id": (number << _NUMBER_AT) + one["id"], "shards": shards}
             client = one["host"], one["pid"], one["user_agent"], one["user"]
-            clients[client].append({**one, **place})
-    unlisted = [one["sessions_open"] - len(one["sessions"]) for one in statuses]
+            uses = one["writers"] or one["readers"]
+            clients[client].append({**one, "shards": {name: 1} if uses else {}})
     return {
         **whole,
         "weights": _merged("", [one["weights"] for one in statuses], max),
         "weights_age_s": _merged("", [one["weights_age_s"] for one in statuses], min),
         "incarnation": "cluster",
         "address": f"cluster, {len(parts)} of {len(there)} shards answer",
-        "sessions_open": len(clients) + max(unlisted, default=0),
+        "sessions_open": len(clients)
+        + max((one["sessions_open"] - len(one["sessions"]) for one in statuses), default=0),
         "sessions": [_merged("", some) for some in clients.values()],
-        "shards": [_shard(name, one) for name, one in there],
+        "shards": [_shard(*one) for one in there.items()],
     }
 
 
@@ -108,37 +106,30 @@ def _of_shard(name: str, status: Status) -> dict[str, Any]:
 def _merged(key: str, parts: Sequence[Any], pick: Any = None) -> Any:
     """Return the values of one key in several statuses as one value."""
     known = [one for one in parts if one is not None]
-    first = known[0] if known else None
+    first = next(iter(known), None)
     if isinstance(first, Mapping) or not parts:
-        names = sorted({name for one in known for name in one})
+        names = sorted(set[str]().union(*known))
         return {name: _merged(name, [one[name] for one in known if name in one], pick)
                 for name in names}  # fmt: skip
     if first is None:
         return None
     if isinstance(first, list):
-        return list(chain.from_iterable(known))
+        return [one for part in known for one in part]
     if isinstance(first, str):
-        return min(known, key=lambda one: STATES.get(one, 0))
+        return min(known, key=lambda one: (STATES.get(one, 0), one))  # "actor" before others
     if isinstance(first, bool):
         return all(known)
     return (pick or _PICK.get(key, sum))(known)
 
 
 def _shard(name: str, one: Status) -> dict[str, Any]:
-    """Return the row of a shard: sums over its tables, and the largest shares."""
-    status = one["status"]
-    tables = {} if status is None else status["tables"]
-    of = tables.values()
+    """Return the row of a shard."""
+    status = one["status"] or _EMPTY
     return {
         "name": name,
-        "state": "silent" if status is None else "draining" if status["draining"] else "serving",
-        "answers": status is not None,
+        "state": "silent" if status is _EMPTY else "draining" if status["draining"] else "serving",
         "address": one["address"],
-        "host": one["host"],
-        "tables": tables,
-        "nbytes": sum(table["nbytes"] or 0 for table in of),
-        **{key: sum(table[key] for table in of) for key in _SUMS},
-        **{key: max((table[key] for table in of), default=0.0) for key in _WAITS},
+        "tables": status["tables"],
     }
 
 
@@ -151,13 +142,15 @@ def _headlines(name: str, table: Status, shards: Sequence[Status]) -> list[tuple
         return [("idle", f"{name} has neither writers nor readers")]
     lines = []
     if table["readers"] and (text := _waits("readers_wait", name, table, shards)):
-        reasons = [one for one in table["waiting"] if "insert" not in one.split(":")[0]]
-        # the reason of the shard that is waited for most
-        reasons.sort(key=lambda one: f"({one.split()[0]} " not in text)
+        reasons = sorted(
+            (one for one in table["waiting"] if "insert" not in one.split(":")[0]),
+            key=lambda one: f"({one.split()[0]} " not in text,  # that is waited for most: first
+        )
         lines.append(": ".join([f"Learners wait for actors in {text}", *reasons[:1]]))
     if text := _waits("writers_wait", name, table, shards):
-        queued = f"{table['queued_rows']:,} rows are queued"
-        lines.append(f"Actors wait for learners in {text}: {queued}")
+        lines.append(
+            f"Actors wait for learners in {text}: {table['queued_rows']:,} rows are queued"
+        )
     return [("wait", one) for one in lines] or [("flow", f"{name}: neither side waits")]
 
 

@@ -16,6 +16,7 @@ from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, 
 from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.feeder import connect
 from async_loader.feeder.client.batch_structure import SERVER_BITS
+from async_loader.feeder.client.row_packer import StreamNumbers
 from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.sequence_rig import LINKED, MOVES, PLAIN, VIEWS, Episodes, play
@@ -222,3 +223,29 @@ def test_whole_episodes_come_without_padding(transport, num_workers):
     settings = {"capacity": 9, "view": view}
     with pytest.raises(ConfigError, match="where the table is read"):
         connect("embedded", tables={"t": settings})
+
+
+def test_sequences_that_go_on_into_the_next_episode_are_of_one_stream():
+    view, envs = Sequences(4, stride=1, boundary="cross"), list(range(3))
+    schema = {"env": "int64", "terminated": "bool"}
+    with serving(ReplayBuffer(100, schema, view=view)) as client:
+        table = client.table("t")
+        with table.writer() as writer:
+            for t in range(12):  # all episodes end in the same step
+                writer.extend(env=np.array(envs), terminated=np.full(3, t % 3 == 2), stream=envs)
+            writer.flush()
+            env = table.get(np.arange(36))["env"]
+    assert len(env) == 27
+    assert (env == env[:, :1]).all()
+
+
+def test_a_stream_keeps_its_number_unless_many_others_come():
+    numbers = StreamNumbers("own")
+    first = [numbers.number(name) for name in "abc"]
+    numbers.ended(first)
+    assert [numbers.number(name) for name in "cba"] == first[::-1]
+    for name in range(10_000):  # a name for each episode
+        numbers.ended([numbers.number(name)])
+    assert [numbers.number(name) for name in "abc"] == first
+    assert numbers.most <= 256
+    assert len(numbers.numbers) <= 256

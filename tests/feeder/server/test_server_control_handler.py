@@ -18,6 +18,7 @@ from async_loader.feeder.wire import (
     Hello,
     Latest,
     OpenReader,
+    OpenWriter,
     Ping,
     Plane,
     Pong,
@@ -199,6 +200,35 @@ def test_weights_are_available_and_waiting_clients_are_told_once_their_last_byte
         assert actor.receive(Plane.CONTROL).data is None
 
 
+def test_a_client_gets_all_of_the_weights_that_it_has_begun_to_read():
+    with Rig() as rig:
+        learner, actor, other = rig.peer(), rig.peer(), rig.peer()
+
+        def publish(version):
+            assert learner.ask(Plane.CONTROL, part(version), data=bytes([version]) * 8).body.newest
+
+        def read(peer, **more):
+            said = peer.ask(Plane.CONTROL, Latest(name="w", most=3, **more))
+            return said.body.version, said.body.offset, bytes(said.data)
+
+        publish(1)
+        assert read(actor) == (1, 0, b"\1\1\1")
+        publish(2)
+        assert read(other) == (2, 0, b"\2\2\2")
+        publish(3)
+        assert read(actor, version=1, offset=3) == (1, 3, b"\1\1\1")
+        assert read(actor, version=1, offset=6) == (1, 6, b"\1\1")
+        assert read(actor, version=1, offset=3) == (3, 0, b"\3\3\3"), "it had all of it"
+        weights = rig.server_state.weights
+        assert sorted(one.version for one in weights._reading.values()) == [2, 3]
+        weights._most = 3  # there is room for one
+        assert read(actor, version=3, offset=3) == (3, 3, b"\3\3\3")
+        assert read(other, version=2, offset=3) == (3, 0, b"\3\3\3")
+        weights.gone(actor.session)
+        weights.gone(other.session)
+        assert not weights._reading
+
+
 def test_the_first_publish_of_a_client_begins_a_run_and_ends_that_of_the_client_before():
     with Rig() as rig:
         first, second, actor = rig.peer(), rig.peer(), rig.peer()
@@ -249,6 +279,38 @@ def test_a_session_of_a_client_that_leaves_ends_at_once_and_status_says_how_othe
         said = peers["works"].status()
         assert said["sessions_ended"] == {"left": 2, "died": 1, "lost": 1}
         assert len(said["sessions"]) == 1
+        died = {one["state"]: one["role"] for one in said["sessions_died"]}
+        assert died == {"died": "actor", "lost": "actor"}
+        assert min(one["silent_s"] for one in said["sessions_died"]) >= 10.0
+        peers["lost"].hello()
+        assert [one["state"] for one in peers["works"].status()["sessions_died"]] == ["died"]
+
+
+def test_status_says_what_clients_are_and_names_the_last_16_that_died():
+    with Rig() as rig:
+        peer = rig.peer()
+        reader, writer = (
+            OpenReader(table="t", batch_size=1),
+            OpenWriter(table="t", producer=bytes(16)),
+        )
+        asked = Ping(), Status(), Latest(name="policy", most=10), reader, writer
+        roles = []
+        for number, message in enumerate(asked):
+            peer.send(Plane.CONTROL, message, number)
+            rig.turn()
+            roles.append(rig.server.status()["sessions"][0]["role"])
+        assert roles == ["other", "watcher", "evaluator", "learner", "actor"]
+        for number in range(1, 19):
+            other = rig.peer()
+            other.open_writer(producer=bytes([number] * 16))
+            other.close()
+            rig.turn()
+        rig.pass_time(rig.server._settings.silence_s / 2)
+        peer.ask(Plane.CONTROL, Ping())
+        rig.pass_time(rig.server._settings.silence_s / 2)
+        said = rig.server.status()
+        assert (said["sessions_ended"]["died"], len(said["sessions"])) == (18, 1)
+        assert [one["id"] for one in said["sessions_died"]] == list(range(4, 20))
 
 
 def test_a_fault_of_the_server_is_reported_and_affects_no_other_client(caplog, monkeypatch):

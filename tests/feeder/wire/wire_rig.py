@@ -113,9 +113,7 @@ def examples() -> dict[str, wire.Message]:
         ),
         "CLEAR": wire.Clear(table="replay"),
         "SAVE": wire.Save(table="replay", path="nightly"),
-        "SAVED": wire.Saved(
-            number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3
-        ),
+        "SAVED": wire.Saved(number=1, nbytes=4096, duration_s=0.25, pause_s=0.001, rows=3),
         "LOAD": wire.Load(table="replay", path="nightly", number=1),
         "GET": wire.Get(table="replay", count=2),
         "GOT": wire.Got(rows=1, schema=wire.spec_of(INDEXED)),
