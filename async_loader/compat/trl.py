@@ -42,7 +42,7 @@ class RolloutWorker(queue.Queue[Any]):
 
     It is the trainer's queue, too: of the samples of a group, and behind them the table.
 
-    One step of the trainer takes ``batch * size`` samples. It reads a micro-batch ahead of its
+    One step of the trainer takes ``batch * size`` samples (``token_budget=0``). It reads a micro-batch ahead of its
     step, so that what it trains lags by one version more than the table says: give it
     ``max_staleness = max_lag + 1``.
 
