@@ -67,7 +67,7 @@ class RolloutWorker(queue.Queue[Any]):
         super().__init__()
         self._table, self._advantage = table, advantage
         self._drawn = DrawnGroups(table, **wishes)
-        self._base = table.version  # the trainer counts from 0, also when it goes on
+        self._base = table.version - 1  # the trainer begins with version 1, also when it goes on
         self.rollout_buffer, self.metrics_queue = self, queue.Queue[Any]()
 
     def start(self) -> None:

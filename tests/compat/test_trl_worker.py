@@ -194,9 +194,23 @@ def test_what_was_read_ahead_of_a_save_comes_again(table, tmp_path):
 def test_a_trainer_that_starts_again_counts_versions_from_its_own_start(table):
     table.publish(7)
     trainer = Trainer(RolloutWorker(table))
-    assert table.version == 8
+    assert table.version == 7
     with generator(table, range(4)):
         assert trainer.read().model_version == 1
+    trainer.worker.stop()
+
+
+def test_groups_that_were_made_before_the_first_sync_are_as_young_as_it(table):
+    for number in range(8):
+        with table.reserve(number) as group:
+            add(table, group)
+    table.finish()
+    trainer = Trainer(RolloutWorker(table))
+    trainer.step()
+    trainer.step()
+    stats = table.stats()
+    assert (stats.trained, stats.ended, stats.given_back) == (8, {}, {})
+    assert trainer.staleness == [0] * 10 + [1] * 6
     trainer.worker.stop()
 
 
