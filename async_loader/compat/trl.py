@@ -42,9 +42,9 @@ class RolloutWorker(queue.Queue[Any]):
 
     It is the trainer's queue, too: of the samples of a group, and behind them the table.
 
-    One step of the trainer takes ``batch * size`` samples (``token_budget=0``). It reads a micro-batch ahead of its
-    step, so that what it trains lags by one version more than the table says: give it
-    ``max_staleness = max_lag + 1``.
+    One step of the trainer takes ``batch * size`` samples (``token_budget=0``). It reads a
+    micro-batch ahead of its step, so that what it trains lags by one version more than the table
+    says: give it ``max_staleness = max_lag + 1``.
 
     Threads: one at a time.
 
