@@ -249,7 +249,7 @@ def test_the_installed_trainers_dataset_reads_the_worker():
             with table.reserve(number) as group:
                 add(table, group)
         dataset = trainer.RolloutQueueDataset(
-            rollout_queue=worker.rollout_buffer, model_version_fn=lambda: 0,
+            rollout_queue=worker.rollout_buffer, model_version_fn=lambda: 1,
             check_health_fn=worker.check_health, stale_after_s=60, metrics=metrics,
         )  # fmt: skip
         rows = next(iter(trainer.FixedCountBatcher(dataset, num_processes=2, microbatch_size=8)))
