@@ -6,8 +6,7 @@ Imported in its environment and in ours; what needs TransferQueue imports it its
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,20 +20,17 @@ CPUS = 16
 PARTITION = "bench"
 
 
-@contextmanager
-def _transfer_queue() -> Iterator[Any]:
+@cache
+def _transfer_queue() -> Any:
+    """Start it with two units of SimpleStorage, as it comes; once in a process, as it allows."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     import ray
+    import transfer_queue
 
     ray.init(address="local", num_cpus=CPUS, object_store_memory=1 << 30, include_dashboard=False,
              log_to_driver=False)  # fmt: skip
-    try:
-        import transfer_queue
-
-        transfer_queue.init()  # two units of SimpleStorage
-        yield transfer_queue
-    finally:
-        ray.shutdown()
+    transfer_queue.init()
+    return transfer_queue
 
 
 def transfer_queue(seconds: float, work: Work, late: bool = False) -> Figures:
@@ -49,29 +45,28 @@ def transfer_queue(seconds: float, work: Work, late: bool = False) -> Figures:
     whole = TensorDict({name: jagged(name) for name in work.fields}, batch_size=[work.members])
     rewards = TensorDict({"reward": torch.ones(work.members)}, batch_size=[work.members])
     keys = [f"member {i}" for i in range(work.members)]
-    checked = False
-    with _transfer_queue() as queue:
+    queue, checked = _transfer_queue(), False
 
-        def turn() -> dict[str, float]:
-            nonlocal checked
-            begin = time.perf_counter()
-            queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=whole)
-            done = time.perf_counter()
-            if late:
-                queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=rewards)
-            rewarded = time.perf_counter()
-            batch = queue.kv_batch_get(keys=keys, partition_id=PARTITION)
-            flat = {n: one.values() if one.is_nested else one for n, one in batch.items()}
-            read(flat)
-            end = time.perf_counter()
-            if not checked:
-                work.check(flat)
-            checked = True
-            queue.kv_clear(keys=keys, partition_id=PARTITION)
-            return {"put": done - begin, "reward": rewarded - done, "get": end - rewarded,
-                    "sum": end - begin}  # fmt: skip
+    def turn() -> dict[str, float]:
+        nonlocal checked
+        begin = time.perf_counter()
+        queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=whole)
+        done = time.perf_counter()
+        if late:
+            queue.kv_batch_put(keys=keys, partition_id=PARTITION, fields=rewards)
+        rewarded = time.perf_counter()
+        batch = queue.kv_batch_get(keys=keys, partition_id=PARTITION)
+        flat = {n: one.values() if one.is_nested else one for n, one in batch.items()}
+        read(flat)
+        end = time.perf_counter()
+        if not checked:
+            work.check(flat)
+        checked = True
+        queue.kv_clear(keys=keys, partition_id=PARTITION)
+        return {"put": done - begin, "reward": rewarded - done, "get": end - rewarded,
+                "sum": end - begin}  # fmt: skip
 
-        return timed(seconds, turn)
+    return timed(seconds, turn)
 
 
 def plain_queue(seconds: float, work: Work) -> Figures:
