@@ -381,6 +381,10 @@ def as_source(data_source: object, seed: int | None) -> Source:
         return ColumnsSource(data_source, seed)
     if is_table(data_source):
         return data_source.source(seed=seed)
+    if hasattr(type(data_source), "group_schema"):
+        rollouts: Any = data_source
+        made: Source = rollouts.source()
+        return made
     if isinstance(data_source, Source):
         return data_source
     if callable(data_source):

@@ -147,6 +147,10 @@ class OpenGroup:
             asked = self._port.ask("abort", {"group": self.id, "reason": str(reason)[:200]})
             self._port.answer(asked, timeout_s)
 
+    def leave(self) -> None:
+        """Take no more: its prompt was given back."""
+        self._ended = "the loop was left"
+
     def __enter__(self) -> Self:
         return self
 

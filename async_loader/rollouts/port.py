@@ -6,6 +6,7 @@ import math
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,16 +16,6 @@ from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.rollouts.requests import Answer, Arrays, Request, Requests
 
 _NONE: Mapping[str, Any] = {}
-
-
-class Pending(Protocol):
-    """A call whose answer may not be there yet."""
-
-    @property
-    def over(self) -> bool: ...
-
-    def take(self) -> Answer:
-        """Return the answer, or raise the error. It is `over`."""
 
 
 class Port(Protocol):
@@ -53,6 +44,11 @@ class Port(Protocol):
 
     def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Make a call whose answer is of no interest. Does not wait."""
+
+    def drop(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """As `tell`, in a finalizer, which may run while this thread holds a lock: if one is held,
+        the next call makes it.
+        """
 
     def cancel(self, pending: Any) -> None:
         """Forget a call."""
@@ -83,7 +79,7 @@ class LocalPending:
         return self.request is not None and self.request.over
 
     def take(self) -> Answer:
-        """See `Pending`."""
+        """Return the answer, or raise the error. It is `over`."""
         assert self.request is not None
         if self.request.error is not None:
             raise self.request.error
@@ -103,6 +99,7 @@ class LocalPort:
         self._lock = threading.Lock()
         self._waits: dict[LocalPending, Callable[[], object]] = {}
         self._due = math.inf
+        self._dropped: deque[tuple[str, Mapping[str, Any]]] = deque()
 
     def ask(
         self,
@@ -124,6 +121,8 @@ class LocalPort:
             if not pending.over:
                 self._waits[pending] = pending.wake
             self._notify()
+        while self._dropped:  # by this thread, or by another while this one had the lock
+            self.tell(*self._dropped.popleft())
         return pending
 
     def call(self, change: Callable[[Requests], Any]) -> Any:
@@ -168,6 +167,13 @@ class LocalPort:
     def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
         """See `Port`."""
         self.cancel(self.ask(name, arguments))
+
+    def drop(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `Port`."""
+        if self._lock.locked():
+            self._dropped.append((name, arguments))
+        else:
+            self.tell(name, arguments)
 
     def why(self, pending: LocalPending) -> str:
         """See `Port`."""

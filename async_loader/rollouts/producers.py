@@ -109,7 +109,8 @@ class ProducerMethods:
                 yield group
         finally:
             if group is not None and not group.over:
-                group.abort("the loop was left", timeout_s=port.timeout_s)
+                port.drop("abort", {"group": group.id, "reason": "the loop was left"})
+                group.leave()
 
     @explain_wrong_names
     def reserve(
@@ -259,4 +260,4 @@ class ProducerMethods:
                     done.append(one)
         finally:
             if open_:
-                port.tell("unclaim", {"members": open_})
+                port.drop("unclaim", {"members": open_})

@@ -136,8 +136,9 @@ class Rollouts(RolloutMethods):
 
         In a feeder, `Client.publish` does this.
         """
+        number = whole("version", version, 0)
         self._settle(hold=True)
-        self._ask("publish", version=whole("version", version, 0))
+        self._ask("publish", version=number)
 
     # -- one cut -----------------------------------------------------------------------------------
 

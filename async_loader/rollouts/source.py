@@ -233,7 +233,7 @@ _REMEMBERED = 1 << 14
 def _give_back(port: Port, part: int) -> None:
     """Give back what a source had that was dropped. Any thread: it does not wait."""
     try:
-        port.tell("give_back", {"part": part})
+        port.drop("give_back", {"part": part})
     except AsyncLoaderError:
         return
 

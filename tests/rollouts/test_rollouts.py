@@ -485,6 +485,24 @@ def test_settings_that_cannot_be_are_refused(change, text):
         Rollouts(**{"schema": SCHEMA, "batch": 1, **change})
 
 
+def test_a_loader_takes_the_table_itself():
+    table = Rollouts(SCHEMA, batch=2, max_lag=0)
+    add(table, range(2))
+    with AsyncDataLoader(table, timeout_s=20) as loader:
+        assert len(next(loader)["prompt_index"]) == 2
+
+
+def test_a_source_that_was_dropped_gives_back_also_under_the_lock():
+    table = Rollouts(SCHEMA, batch=1, max_lag=0)
+    commit(table, reward=0)
+    source = table.source()
+    next_of(source)
+    with table._port._lock:
+        del source
+    assert table.stats().states["delivered"] == 1  # the call that finds it makes it
+    assert table.stats().states["ready"] == 1
+
+
 def test_closing_ends_all_waits():
     table = Rollouts(SCHEMA, batch=1)
     failed = []

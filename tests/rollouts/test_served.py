@@ -84,6 +84,19 @@ def test_a_wait_names_what_it_waits_for(client):
         next_of(table.source(needs=["reward"], tokens=3), 1)
 
 
+def test_weights_of_another_name_free_slots_and_move_no_version(client):
+    table = client.table("math")
+    for prompt in range(2):
+        commit(table, prompt, reward=1)
+    source = table.source()
+    next_of(source)
+    client.publish("critic", {"w": np.zeros(1)}, 7)
+    stats = table.stats()
+    assert (stats.trained, stats.free, stats.version) == (2, 4, 0)
+    client.publish("policy", {"w": np.zeros(1)}, 3)
+    assert table.version == 3
+
+
 def test_late_fields_and_priorities_go_by_id(client):
     table = client.table("math")
     for prompt in range(2):

@@ -198,14 +198,17 @@ class Client(ClosedAtExit):
         connection = self._connection
         connection.check_fork()
         held = self._hold(True)
-        with self._publishing:
-            known = self._published.get(name, -1)
-            said = weights.publish(connection, name, packed, version, deadline, known)
-            if said.newest:
-                self._published[name] = max(known, version)
-                connection.old_rows.newest[name] = version
-        if held and not said.newest:
-            self._hold(False)
+        try:
+            with self._publishing:
+                known = self._published.get(name, -1)
+                said = weights.publish(connection, name, packed, version, deadline, known)
+                if said.newest:
+                    self._published[name] = max(known, version)
+                    connection.old_rows.newest[name] = version
+        finally:
+            if held:  # tables of another policy, or the publish has failed: no version comes
+                with contextlib.suppress(AsyncLoaderError):
+                    self._hold(False)
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)

@@ -83,6 +83,11 @@ class Connection(IoThread):
         self._calls.add(call, self.wake)
         return call
 
+    @property
+    def asking(self) -> bool:
+        """Whether a thread, perhaps this one, is in the middle of a request."""
+        return self._calls.lock.locked()
+
     def send_first(self, call: Call) -> None:
         """Send a request at once, whose answer is of no interest. In the IO thread."""
         self.send(call.plane, call.body, call.number, self.sequence(), call.data)

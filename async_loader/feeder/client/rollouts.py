@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.source import RolloutSource
+from async_loader.validation import whole
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -41,11 +43,10 @@ class RemotePending:
 
     @property
     def over(self) -> bool:
-        """See `Pending`."""
         return self._connection.answered(self.call)
 
     def take(self) -> Answer:
-        """See `Pending`. Of a large answer, the first part alone."""
+        """Return the answer, or raise the error. Of a large one, the first part alone."""
         if self.call.error is not None:
             raise self.call.error
         assert self.call.reply is not None
@@ -78,6 +79,7 @@ class RemotePort:
         self.sources: weakref.WeakSet[RolloutSource] = weakref.WeakSet()
         self._server = connection.servers
         self._told: list[Call] = []
+        self._dropped: deque[tuple[str, Mapping[str, Any]]] = deque()
 
     def ask(
         self,
@@ -89,6 +91,8 @@ class RemotePort:
         wake: Callable[[], object] | None = None,
     ) -> RemotePending:
         """See `Port`."""
+        while self._dropped:
+            self.tell(*self._dropped.popleft())
         specs, data = packed(arrays)
         if data is not None and len(data) > self.most_bytes:
             raise ConfigError(
@@ -142,8 +146,17 @@ class RemotePort:
         self._told = [one for one in self._told if not self._connection.answered(one)]
         self._told.append(self.ask(name, arguments).call)
 
+    def drop(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `Port`."""
+        if self._connection.asking:
+            self._dropped.append((name, arguments))
+        else:
+            self.tell(name, arguments)
+
     def flush(self, deadline: Deadline) -> None:
         """Wait until what was told has arrived."""
+        while self._dropped:
+            self.tell(*self._dropped.popleft())
         for call in self._told:
             self._connection.answer(call, deadline)
 
@@ -206,8 +219,9 @@ class RolloutsClient(RolloutMethods):
 
     def publish(self, version: int) -> None:
         """There is a newer policy, whose weights go another way than by `Client.publish`."""
+        number = whole("version", version, 0)
         self._settle(hold=True)
-        self._ask("publish", version=int(version))
+        self._ask("publish", version=number)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
         """Save in the feeder; what this process was given is trained. Return the bytes.
