@@ -119,10 +119,10 @@ class EventFd:
         return self._fd
 
     def ring(self) -> None:
-        """Make it readable; nothing if it is closed."""
+        """Make it readable; nothing if it is closed, or is being closed by another thread."""
         fd = self._fd
         if fd >= 0:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):
                 if self._pair:
                     self._pair[1].send(b"1")
                 else:
