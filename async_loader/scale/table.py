@@ -266,7 +266,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             for one in self._connections.all
         ]
         rules: dict[str, Callable[[Any], Any]] = {
-            "kind": max, "number": max, "nbytes": sum, "duration_s": sum, "pause_s": max,
+            "number": max, "nbytes": sum, "duration_s": sum, "pause_s": max,
             "rows": sum,
         }  # fmt: skip
         return SaveReport(
