@@ -202,9 +202,9 @@ class DataLoader(Generic[B, D]):
             )
         self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
-        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         init = callable_or_none("worker_init_fn", worker_init_fn)
         self._columns = self._find_columns(bulk, init)
+        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
         work: Any = MapWork(items, collate, init, batched=self._batched)
         if self._iterable:
@@ -250,8 +250,9 @@ class DataLoader(Generic[B, D]):
             return SamplerBatches(batch_sampler, None, last)
         if sampler is not None:
             return SamplerBatches(sampler, self.batch_size, last)
-        n = _length(items)
-        return IndexBatches(n, self.batch_size, last, self.seed, shuffle=shuffle)
+        _check_length(items)
+        sized = items if self._columns is None else self._columns
+        return IndexBatches(sized, self.batch_size, last, self.seed, shuffle=shuffle)
 
     def _find_columns(self, bulk: bool | None, init: Callable[[int], Any] | None) -> Columns | None:
         """What to gather in bulk; ``None``: item by item."""
@@ -523,9 +524,9 @@ def _delivery(
     return (pinned, None) if ahead else (None, pinned)
 
 
-def _length(items: Any) -> int:
+def _check_length(items: Any) -> None:
     try:
-        return len(items)
+        len(items)
     except TypeError:
         text = (
             f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"

@@ -190,6 +190,15 @@ def test_processes_live_as_long_as_the_loader():
     assert started == []  # it is called in the workers
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_grows_is_asked_for_its_length_at_each_epoch(workers):
+    items = []
+    with DataLoader(items, 2, num_workers=workers, worker_type="thread") as loader:
+        for epoch in range(1, 3):
+            items += range(3)
+            assert len(loader) == len(list(loader)) == -(-3 * epoch // 2)
+
+
 def test_random_numbers_do_not_depend_on_the_worker_that_draws_them():
     def numbers(count, seed):
         with DataLoader(Noisy(), 2, shuffle=True, seed=seed, num_workers=count) as loader:
