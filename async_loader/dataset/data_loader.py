@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, overload
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from async_loader.dataset.dataset_work import (
 )
 from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batches, pinned
 from async_loader.errors import ConfigError, require
-from async_loader.lifecycle import seconds, seconds_or_none
+from async_loader.lifecycle import ClosedAtExit, seconds, seconds_or_none
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
@@ -68,7 +68,7 @@ _STATE_VERSION = 2
 
 
 @explain_wrong_attributes
-class DataLoader(Generic[B, D]):
+class DataLoader(ClosedAtExit, Generic[B, D]):
     """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as
     long as the loader.
 
@@ -441,8 +441,8 @@ class DataLoader(Generic[B, D]):
             workers = StageStats(
                 learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0
             )
-        nothing = StageStats(0, 0, 0.0, 0.0, 0)
-        copy = nothing if self._latest is None else self._latest.copying() or nothing
+        nothing = StageStats()
+        copy = nothing if self._latest is None else self._latest.iteration.stage() or nothing
         ring = self._engine.ring
         return LoaderStats(
             source=nothing,
@@ -469,12 +469,6 @@ class DataLoader(Generic[B, D]):
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
         self._engine.close(seconds("timeout_s", timeout_s))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         how = "gathered in bulk" if self._columns is not None else f"num_workers={self.num_workers}"

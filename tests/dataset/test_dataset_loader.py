@@ -184,9 +184,9 @@ def test_processes_live_as_long_as_the_loader():
     started = []
     with DataLoader(Squares(4), 2, num_workers=2, worker_init_fn=started.append) as loader:
         list(loader)
-        pids = loader._engine.pids
+        workers = loader._engine.processes
         list(loader)
-        assert loader._engine.pids == pids
+        assert loader._engine.processes == workers
     assert started == []  # it is called in the workers
 
 
