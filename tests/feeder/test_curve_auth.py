@@ -194,28 +194,6 @@ def test_a_key_that_cannot_be_written_leaves_no_half_of_it(tmp_path, monkeypatch
     assert make_keys(folder) == [folder / "server.secret"]
 
 
-def test_an_unknown_key_is_refused_with_a_reason(context, ports, folder):
-    assert knock(context, ports, stranger_keys(load_server_keys(folder).public)) == REFUSED
-    assert heard(ports) == []
-
-
-def test_a_client_without_keys_is_refused(context, ports):
-    assert knock(context, ports, None) not in (IN, -1)
-    assert heard(ports) == []
-
-
-def test_a_client_that_expects_another_server_is_refused(context, ports, folder):
-    alice = load_client_keys(folder / "alice.secret")
-    other = ClientKeys(
-        name="alice",
-        public=alice.public,
-        secret=alice.secret,
-        server=stranger_keys(alice.server).public,
-    )
-    assert knock(context, ports, other) not in (IN, -1)
-    assert heard(ports) == []
-
-
 def test_a_client_with_keys_is_refused_by_a_server_without(context, where, folder):
     with contextlib.closing(ServerSockets(where, Limits())) as ports:
         assert knock(context, ports, folder / "alice.secret") not in (IN, -1)
