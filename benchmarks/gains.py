@@ -66,9 +66,9 @@ GAINS = {
     (
         "rollouts",
         "tokens",
-    ): "A step's rollouts, and rewards that come later, take some milliseconds.",
-    ("rollouts", "one"): "A generator does not notice that it hands its rollouts over.",
-    ("rollouts", "handover"): "A learner has its batch as soon as the last reward is written.",
+    ): "Rewards that come later take one call.",
+    ("rollouts", "one"): "One rollout is handed over in some milliseconds.",
+    ("rollouts", "handover"): "A learner has its batch some milliseconds after the last reward.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",
     ("scale", "watch"): "Metrics and the dashboard may stay on: a feeder hardly notices them.",
