@@ -40,6 +40,7 @@ discount discount_factor -> gamma
 new default_priority max_priority_within_buffer initial_priority -> new_priority
 alpha beta -> sampler=Prioritized(alpha=..., beta=...)
 epsilon priority_eps -> eps
+beta0 beta_start beta_end beta_frames beta_steps beta_schedule -> beta=Linear(start, end, draws)
 normalise normalization -> normalize
 min_size learning_starts warmup min_size_to_learn -> min_size_to_sample
 min_size_to_sample learning_starts warmup -> min_size
@@ -123,6 +124,12 @@ DataLoader generator -> say seed: the order depends on it alone
 DataLoader chunk_size -> batches are not divided, leave it out
 DataLoader on_error -> an error of the dataset is raised by next, and the next call goes on:
     leave it out
+ReplayBuffer.sample sampler -> give it to the table: ReplayBuffer(sampler=...) or
+    table.source(sampler=...)
+ReplayBuffer.sample n -> say batch_size
+TableClient.sample sampler -> give it to a source: table.source(sampler=...)
+TableClient.sample n -> say batch_size
+ReplayBuffer.sample beta -> give it to the sampler: ReplayBuffer(sampler=Prioritized(beta=...))
 ReplayBuffer batch_size -> give it to sample(batch_size) or to AsyncDataLoader(table,
     batch_size)
 ReplayBuffer device -> give it to sample(device=...) or to AsyncDataLoader(device=...); for
@@ -170,6 +177,9 @@ create_item -> append -> every step is an item: say append(...)
 sample append add extend writer vector_writer source capacity schema update_priorities -> table
     -> the tables have it: say client.table(name)
 stop shutdown terminate -> close -> say close()
+to cuda cpu pin_memory device -> fromkeys -> a batch is a dict: say device= where it is drawn
+obs next_obs observations next_observations action actions reward rewards terminated done dones
+    index weight weights indices -> fromkeys -> a batch is a dict: say batch['obs']
 """
 """Attributes of tables, writers and loaders, an attribute of ours, and the replacement for objects
 that have it. The first line that applies is taken.
@@ -206,6 +216,13 @@ WeightedRandomSampler BalancedSampler ClassBalanced Stratified -> say sampler=Ba
 HER HerReplayBuffer HERReplayBuffer HindsightReplayBuffer HERTransform -> say
     ReplayBuffer(view=Hindsight(compute_reward))
 MultiStepTransform -> say ReplayBuffer(view=Transitions(n_steps=...))
+## async_loader.offline
+D4RLDataset HDF5Dataset from_d4rl load_d4rl load_hdf5 from_h5 -> say from_hdf5(path)
+MinariDataset load_minari load_dataset -> say from_minari(name)
+LeRobotDataset from_lerobot -> say LeRobotSource(folder)
+## async_loader.recording
+VecRecorder RecordVectorEnv -> say VectorRecorder(envs, table)
+RecordEpisode DataCollector -> say Recorder(env, table)
 ## async_loader.compat.ding
 NaiveRLDataset BCODataset create_dataset offline_data_save_type hdf5_save -> it stays where it
     is, import it from ding.utils.data

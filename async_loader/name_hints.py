@@ -139,7 +139,7 @@ def explain_wrong_names(function: F) -> F:
     says that they are named.
 
     A valid call costs one more frame. Do not use it where a result must not be lost (``append`` of
-    one step, ``sample`` of a queue): Python may handle a signal in that frame, after the call.
+    one step): Python may handle a signal in that frame, after the call.
     Warnings within ``function`` take their level from `stacklevel`.
 
     >>> @explain_wrong_names

@@ -277,6 +277,8 @@ class LoaderStats(Stats):
         lines.append(", ".join([f"{self.slots_lent} of {self.slots} slots lent", *said]))
         return "\n".join(lines)
 
+    __repr__ = __str__  # a notebook shows it
+
 
 def bottleneck(
     source: StageStats,

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from async_loader.errors import MissingField
-from async_loader.name_hints import missing_field
+from async_loader.name_hints import explain_wrong_attributes, missing_field
 
 
 class Misfit(Exception):
@@ -39,6 +39,7 @@ class Node:
 Structure = Node | None
 
 
+@explain_wrong_attributes
 class Fields(dict[str, Any]):
     """A batch: a dict whose KeyError says how to get the field. Pickled as an OrderedDict, which
     `torch.load` reads.

@@ -91,3 +91,10 @@ def test_a_batch_says_how_to_get_a_field_that_it_lacks(name, said):
         BATCH[name]
     assert str(caught.value).startswith("the batch has no field")
     assert BATCH.get(name) is None
+
+
+@pytest.mark.parametrize(("name", "said"), [("to", "say device="), ("obs", r"batch\['obs'\]")])
+def test_a_batch_taken_for_a_tensordict_or_a_namedtuple_says_that_it_is_a_dict(name, said):
+    with pytest.raises(AttributeError, match=said):
+        getattr(BATCH, name)
+    assert not hasattr(BATCH, name)

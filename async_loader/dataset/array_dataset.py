@@ -117,7 +117,7 @@ def columns_of(dataset: Any) -> Columns:
         return Columns(_checked([("", dataset)]), operator.itemgetter(0))
     if type(dataset) is tuple:
         return Columns(_checked(enumerate(dataset)), list)
-    if type(dataset) is dict:
+    if isinstance(dataset, dict):
         keys = list(dataset)
         return Columns(
             _checked(dataset.items()), lambda values: dict(zip(keys, values, strict=True))
@@ -264,10 +264,11 @@ def is_columns(dataset: Any) -> TypeGuard[Any]:
     """Whether a dict or a tuple is meant as columns: its values are arrays, tensors or lists; of a
     tuple not all are lists, and a dict of lists has names as keys.
     """
-    if type(dataset) not in (tuple, dict) or not dataset:
+    named = isinstance(dataset, dict)
+    if not (named or type(dataset) is tuple) or not dataset:
         return False
-    values = list(dataset.values()) if type(dataset) is dict else list(dataset)
+    values = list(dataset.values() if named else dataset)
     arrays = [isinstance(v, np.ndarray) or tensors.is_tensor(v) for v in values]
     if not all(a or isinstance(v, list) for a, v in zip(arrays, values, strict=True)):
         return False
-    return any(arrays) or (type(dataset) is dict and all(isinstance(key, str) for key in dataset))
+    return any(arrays) or (named and all(isinstance(key, str) for key in dataset))

@@ -204,20 +204,24 @@ def _read(path: Path, kind: type[F]) -> F:
         raise ConfigError(
             f"{path} cannot be read: {hint}: async-loader keys makes such files"
         ) from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         found = os.fstat(fd)  # of the open file, not of the path, which may lead to another by now
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(
-                f"{path} is not a regular file; create key files with `async-loader keys`"
+                f"{path} is not a file: give NAME.secret, which `async-loader keys` has made"
             )
         check_private(path, found, 0o600)
-        data = file.read(_MOST + 1)
+        data = os.read(fd, _MOST + 1)
+    finally:
+        os.close(fd)
     try:
         if len(data) > _MOST:
             raise ConfigError(f"it has more than {_MOST} bytes")
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not a key file of this kind: {error}") from None
+        raise ConfigError(
+            f"{path} is not a key file of this kind: {error}: a client is given NAME.secret"
+        ) from None
 
 
 def apply_client_keys(socket: zmq.Socket[Any], keys: ClientKeys | str | Path) -> None:

@@ -100,7 +100,7 @@ def _given(value: object) -> dict[str, Any]:
     if isinstance(value, int | str) and not isinstance(value, bool):
         value = {"capacity": value}
     if not isinstance(value, Mapping):
-        raise ConfigError(f"expected a map, got {value_text(value)}")
+        raise ConfigError(f"expected a map, got {value_text(value)}: say 1000000 (steps) or '8GiB'")
     found = {}
     for name, one in value.items():
         with at(str(name)):

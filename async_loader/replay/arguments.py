@@ -145,7 +145,7 @@ def storable(schema: Schema) -> Schema:
             raise SchemaError(
                 f"field {field.name!r} has shape {list(field.shape)}: it ends the episode, so it "
                 "is one value for each step; give what ends for a part of a step (an agent, a "
-                "head) another name"
+                "head, a rollout in one row) another name"
             )
     return schema
 

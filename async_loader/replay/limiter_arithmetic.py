@@ -134,9 +134,11 @@ class LimiterState:
             if fits >= 0
             else f"sample at most {number_text(math.floor(window))} at a time"
         )
+        made = f"batches of {batch_size:,} with {ahead:,} ahead are {wanted:,} samples, and "
+        if self.config.queue_size:
+            return f"{made}the queue holds {window:,.0f}: {fewer}, or use a size of {wanted:,}"
         return (
-            f"batches of {batch_size:,} with {ahead:,} ahead are {wanted:,} samples, and "
-            f"{self.config} leave a window of "
+            f"{made}{self.config} leave a window of "
             f"{number_text(window)}: {fewer}, or use {self.config.buffer_for(wanted + self._spi)}"
         )
 

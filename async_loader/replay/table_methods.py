@@ -95,6 +95,7 @@ class TableMethods(Table):
             writer.close()
             raise
 
+    @explain_wrong_names
     def sample(
         self,
         batch_size: int,

@@ -44,7 +44,7 @@ class Steps:
         if rewards.ndim != 2 or 0 in rewards.shape:
             raise SchemaError(
                 f"reward has shape {list(rewards.shape)}: targets need [batch, time], as batches "
-                "of view=Sequences(...) have it"
+                "of view=Sequences(...) have it; reward[None] is a batch of one"
             )
         self.shape = rewards.shape
         self._dtype = np.float64 if rewards.dtype == np.float64 else np.float32

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from async_loader import DataLoader
+from async_loader import DataLoader, ReplayBuffer
 from async_loader.dataset.array_dataset import columns_of
 from async_loader.errors import ConfigError
 
@@ -123,3 +123,11 @@ def test_true_says_why_it_cannot_be_had(dataset, options, reason):
     with pytest.raises(ConfigError, match=f"bulk is True and cannot be had .*{reason}"):
         DataLoader(dataset, bulk=True, **options)
     DataLoader(dataset, **options)  # it finds out by itself
+
+
+def test_steps_taken_out_of_a_table_are_columns():
+    with ReplayBuffer(10) as table:
+        table.extend(x=np.arange(10))
+        steps = table.get(range(10))
+    loader = DataLoader(steps, batch_size=4, bulk=True)
+    assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

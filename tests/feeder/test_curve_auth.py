@@ -163,6 +163,11 @@ def test_what_is_no_key_file_is_refused(folder, text):
         load_server_keys(folder)
 
 
+def test_a_folder_is_no_key_file(folder):
+    with pytest.raises(ConfigError, match=r"is not a file: give NAME\.secret"):
+        load_client_keys(folder)
+
+
 def test_no_secret_is_in_a_repr(folder):
     server, alice = load_server_keys(folder), load_client_keys(folder / "alice.secret")
     assert isinstance(server, ServerKeys)

@@ -220,7 +220,9 @@ def test_a_loader_delivers_each_item_of_a_queue_once_however_few_the_rows(
     actor = Doing(act)
     got: list[int] = []
     collate_fn = stacked if collate else None
-    with pytest.warns(UserWarning, match="2 ahead"):
+    with pytest.warns(
+        UserWarning, match=r"2 ahead are 24 samples, and the queue holds \d+: prefetch at most"
+    ):
         loader = AsyncDataLoader(
             buffer, 8, num_workers=workers, prefetch=2, timeout_s=60, collate_fn=collate_fn
         )

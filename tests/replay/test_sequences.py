@@ -243,3 +243,20 @@ def test_a_sequence_goes_on_into_the_streams_next_episode():
     assert (batch["is_first"] == (batch["obs"] == 0)).all()
     assert (np.diff(batch["obs"], axis=1) % 3 == 1).all()
     assert (np.diff(batch["step_index"], axis=1).max(1) == 19).all()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_episode_that_stood_still_begins_no_other(own):
+    view = Sequences(2, stride=1)
+    table = ReplayBuffer(16, {"x": "int64", "terminated": "bool"}, view=view if own else None)
+    for x in range(3):
+        table.add(x=x, terminated=False, stream="still")
+    table.get([0], view=view)
+    for x in range(100, 130):  # the steps of the first stream leave
+        table.add(x=x, terminated=False, stream="other")
+    table.stats()
+    for x in range(3, 6):
+        table.add(x=x, terminated=False, stream="still")
+    found = table.get(np.arange(60), view=view)
+    assert 3 in found["x"][:, 0]
+    assert not found["is_first"].any()

@@ -122,7 +122,7 @@ def _embedded(
     if not isinstance(wanted, Mapping):
         raise ConfigError(
             f"tables={wanted!r}: give a dict of names and sizes, as in tables={{'replay': "
-            "1_000_000}}"
+            "1_000_000}"
         )
     settings = ServerSettings.from_plain(dict(wanted))
     # Rows that wait for a table at the end could not be read any more: a short drain is enough.

@@ -44,7 +44,9 @@ class Linear:
         return self.start + (self.end - self.start) * min(1.0, draw / self.draws)
 
 
-def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) -> float:
+def number(
+    name: str, value: Any, least: float = 0.0, most: float = math.inf, other: str = ""
+) -> float:
     """Return ``value`` as a finite float within bounds. Raises ConfigError."""
     good = (
         isinstance(value, int | float)
@@ -54,7 +56,7 @@ def number(name: str, value: Any, least: float = 0.0, most: float = math.inf) ->
     )
     if not good:
         bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of {least:g} or more"
-        raise ConfigError(f"{name}={value!r}: it must be a number {bounds}")
+        raise ConfigError(f"{name}={value!r}: it must be a number {bounds}{other}")
     return float(value)
 
 
@@ -64,7 +66,7 @@ def schedule(name: str, value: object, most: float = math.inf) -> Linear:
     Raises ConfigError.
     """
     if not isinstance(value, Linear):
-        constant = number(name, value, most=most)
+        constant = number(name, value, 0.0, most, ", or a Linear(start, end, draws)")
         return Linear(constant, constant, 1)
     if max(value.start, value.end) > most:
         raise ConfigError(f"{name}={value!r}: it must begin and end at numbers from 0 to {most:g}")

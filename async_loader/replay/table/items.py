@@ -126,8 +126,9 @@ class TableItems:
         self.unfinished = False
         self._held: dict[int, int] = {}
         self.streams: dict[Hashable, int] = {}  # see streams.py, NOTE [streams]
-        # Whether sequences go on into a stream's next episode. See streams.py, NOTE [streams].
-        self.across = False
+        # Whether sequences go on into a stream's next episode, and whether any are shown. See
+        # streams.py, NOTE [streams].
+        self.across = self.in_sequences = False
         self._none = np.full(256, np.nan)
         g = self.g = storage.geometry
         g[r.DEPTH], g[r.FOLLOWED] = depth_and_lookahead(layout.schema)

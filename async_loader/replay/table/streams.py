@@ -36,8 +36,9 @@ class TableStreams(TableItems):
     # each episode costs nothing, and `last` is at most twice as long as needed. The same holds for
     # an open episode whose last step has left the table, where no stack would show that something
     # is missing: with stacks, a forgotten stream that goes on would show its first steps as those
-    # of a new episode, padded. But a table whose sequences go on into the next episode (`across`)
-    # knows its streams for as long as their last episodes are there.
+    # of a new episode, padded, and so would sequences (`in_sequences`), by `is_first`. And a table
+    # whose sequences go on into the next episode (`across`) knows its streams for as long as their
+    # last episodes are there.
     #
     # A loaded table has the open episodes of before as they were, but their environments begin
     # anew: what is written to such a stream first ends the old episode there, and is not linked to
@@ -96,7 +97,7 @@ class TableStreams(TableItems):
         self.finish()
         last, kept, gone = self.last.tolist(), {}, []
         oldest = int(self.g[r.CURSOR] - self.g[r.CAPACITY]) if self.g[r.ORDERED] else 0
-        alone = self.g[r.DEPTH] == 1
+        alone = self.g[r.DEPTH] == 1 and not self.in_sequences
         newest = oldest if self.across else sys.maxsize
         for name, number in self.streams.items():
             is_open = last[number] >= 0

@@ -73,7 +73,6 @@ class TableState(TableAccess):
             self._keeps(layout.capacity),
         )
         if isinstance(self.view, Sequences):
-            table.across = self.view.crosses
             self._check_sequences(self.view, table)
         check_end_names(schema, self.view)
         self.check_view(table, table.schema_lookahead)
@@ -138,7 +137,6 @@ class TableState(TableAccess):
         self._check_sequences(view, self.table)
         self.catch_up()
         self.look_ahead(ReadPlan.of(self.table.storage.layout.schema, view))
-        self.table.across |= view.crosses
         return SequenceSampler(view, sampler, self.table.items, self.table.g, seeds)
 
     def _check_sequences(self, view: Sequences, table: Table) -> None:
@@ -166,6 +164,9 @@ class TableState(TableAccess):
         Under the lock; raises ConfigError if the table cannot.
         """
         table = self.table if table is None else table
+        if read_plan.sequence is not None:
+            table.in_sequences = True
+            table.across |= read_plan.sequence.crosses
         if read_plan.lookahead <= table.g[LOOKAHEAD]:
             return
         self.check_view(table, read_plan.lookahead)
