@@ -38,7 +38,7 @@ class AnswerDeadline(Deadline):
         return own if own is None or own > 0 else self._late_s()
 
     def _late_s(self) -> float:
-        return min(self._last.left_or_inf(), self._connection.answers_s)
+        return float(min(self._last.left_or_inf(), self._connection.answers_s))
 
     @property
     def expired(self) -> bool:
