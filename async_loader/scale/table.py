@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import weakref
@@ -140,6 +141,12 @@ class ClusterTable(RemoteTable[ClusterSource]):
             raise ConfigError(
                 f"min_size={wanted.min_size:,}: the shards of this table give their items in turn, "
                 "as they come: leave it out"
+            )
+        sizes = [stats_of(one).capacity or math.inf for one in abouts.values()]
+        if len(sizes) == len(self._connections.all) and wanted.min_size > sum(sizes):
+            raise ConfigError(
+                f"min_size={wanted.min_size:,}, and the {len(sizes)} shards keep {sum(sizes):,} "
+                "steps: ask for fewer, or raise the capacity"
             )
         if draws.in_turn and prefetch is None:
             prefetch = _AHEAD

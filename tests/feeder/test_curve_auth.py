@@ -63,8 +63,7 @@ def knock(context, ports, keys) -> int:
     """The first thing that happens to a connection with these keys; no message of it may come."""
     with context.socket(zmq.DEALER) as client:
         client.linger, client.reconnect_ivl = 0, -1
-        if keys is not None:
-            apply_client_keys(client, keys)
+        apply_client_keys(client, keys)
         monitor = client.get_monitor_socket(IN | REFUSED | OUT)
         client.connect(ports.endpoints[Plane.CONTROL])
         with contextlib.suppress(zmq.Again):  # it may be out again
@@ -86,18 +85,6 @@ def heard(ports) -> list:
 
 
 # -- connections -----------------------------------------------------------------------------------
-
-
-def test_a_known_key_gets_in_under_its_name(context, ports, folder):
-    for name in ("alice", "bob"):
-        with context.socket(zmq.DEALER) as client:
-            client.linger = 0
-            apply_client_keys(client, folder / f"{name}.secret")
-            client.connect(ports.endpoints[Plane.CONTROL])
-            client.send_multipart([b"hello", b"i am the queen"])
-            while not (came := heard(ports)):
-                ports.wait(PATIENCE_S)
-            assert came == [(name, [b"hello", b"i am the queen"])]
 
 
 def test_a_client_with_anothers_public_key_is_refused(context, ports, folder):

@@ -184,10 +184,8 @@ def processes():
 
 def test_a_killed_worker_is_named_and_replaced(caplog):
     with contextlib.closing(Engine(Numbers(), 2)) as pool:
-        iteration, before = (
-            pool.iterate([(0, 1), "die", (2, 1), (3, 1)]),
-            [one.pid for one in pool.processes],
-        )
+        iteration = pool.iterate([(0, 1), "die", (2, 1), (3, 1)])
+        before = [one.pid for one in pool.processes]
         got, died = [], []
         for _ in range(4):
             try:

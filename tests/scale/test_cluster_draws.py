@@ -332,7 +332,7 @@ def test_a_sample_of_shards_without_a_schema_is_that_of_a_table_without_one(tmp_
             table.sample(4, timeout_s=0.3)
 
 
-def test_a_least_size_is_that_of_all_shards(tmp_path):
+def test_a_least_size_is_that_of_all_shards_and_one_that_is_never_reached_is_refused(tmp_path):
     tables = [filled(number, 9, capacity=100) for number in range(2)]
     with cluster_of(tmp_path, tables) as (_, _, client):
         with pytest.raises(Timeout, match="19 items of the cluster, whose shards hold 18"):
@@ -342,3 +342,5 @@ def test_a_least_size_is_that_of_all_shards(tmp_path):
             client.table("t").source(min_size=2, sampler=Fifo())
         with pytest.raises(ConfigError, match="of which there are 64 at most"):
             client.table("t").delete([70 << 56])
+        with pytest.raises(ConfigError, match="the 2 shards keep 200 steps"):
+            client.table("t").source(min_size=201)

@@ -6,16 +6,13 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_of
 from async_loader.feeder.client.notifier import Notifier
 from async_loader.feeder.wire import Body, Error, ErrorCode, Message, Plane, Type
 from async_loader.lifecycle import Deadline
-
-if TYPE_CHECKING:
-    from async_loader.feeder.client.connection import Connection
 
 
 class AnswerDeadline(Deadline):
@@ -30,7 +27,7 @@ class AnswerDeadline(Deadline):
         How long the answer may take on top, as long as the feeder answers.
     """
 
-    def __init__(self, connection: Connection, own_s: float | None, grace_s: float) -> None:
+    def __init__(self, connection: Any, own_s: float | None, grace_s: float) -> None:
         super().__init__(own_s or (None if own_s is None else grace_s))
         self._last = Deadline(None if own_s is None else own_s + grace_s)
         self._connection = connection
@@ -41,7 +38,7 @@ class AnswerDeadline(Deadline):
         return own if own is None or own > 0 else self._late_s()
 
     def _late_s(self) -> float:
-        return min(self._last.left_or_inf(), self._connection.answers_s)
+        return float(min(self._last.left_or_inf(), self._connection.answers_s))
 
     @property
     def expired(self) -> bool:
