@@ -14,10 +14,11 @@ import socket
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from async_loader.errors import Closed, ConfigError, Timeout
+from async_loader.errors import AsyncLoaderError, Closed, ConfigError, Timeout
 from async_loader.process_hooks import SignalsDeferred
 
 LONGEST_S: Final = 1e6
@@ -119,10 +120,10 @@ class EventFd:
         return self._fd
 
     def ring(self) -> None:
-        """Make it readable; nothing if it is closed."""
+        """Make it readable; nothing if it is closed, or is being closed by another thread."""
         fd = self._fd
         if fd >= 0:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(OSError):
                 if self._pair:
                     self._pair[1].send(b"1")
                 else:
@@ -204,6 +205,24 @@ class AutoResetEvent:
     def pass_through(self, left_s: float | None = None) -> None:
         """Wait until the event is open or the time is over, and close it."""
         self._lock.acquire(timeout=-1 if left_s is None else min(left_s, threading.TIMEOUT_MAX))
+
+
+class ClosedAtExit:
+    """What closes itself at the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> Any:
+        """End."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        try:
+            self.close()
+        except AsyncLoaderError:
+            if not any(raised):  # else it would hide why
+                raise
 
 
 class WaitClosed(Closed):

@@ -180,11 +180,11 @@ class StageStats(Stats):
     KIND: ClassVar[str] = "stage"
     COUNTERS: ClassVar[frozenset[str]] = frozenset({"batches", "waits", "busy_s", "wait_s"})
 
-    batches: int
-    waits: int
-    busy_s: float
-    wait_s: float
-    depth: int
+    batches: int = 0
+    waits: int = 0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    depth: int = 0
 
     @property
     def busy_fraction(self) -> float:

@@ -62,6 +62,13 @@ GAINS = {
     ("gpu", "update-atari"): "An accelerator computes while batches arrive, and does not wait for "
     "them.",
     ("gpu", "jobs"): "Decoded samples reach the accelerator at the rate of the workers.",
+    ("rollouts", "fields"): "Many ragged fields cost little more than one.",
+    (
+        "rollouts",
+        "tokens",
+    ): "Rewards that come later take one call.",
+    ("rollouts", "one"): "One rollout is handed over in some milliseconds.",
+    ("rollouts", "handover"): "A learner has its batch some milliseconds after the last reward.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",
     ("scale", "watch"): "Metrics and the dashboard may stay on: a feeder hardly notices them.",

@@ -6,6 +6,7 @@ by item would give.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -62,21 +63,19 @@ class Columns:
         self._index = index.copy() if self._index is None else self._index[index]
         return self
 
-    def gather(self, index: Index, *, checked: bool = False) -> Any:
+    def gather(self, index: Index) -> Any:
         """The batch of these items.
 
         Parameters
         ----------
         index : int64 array [batch]
             Negative ones count from the end.
-        checked : bool
-            They are known to be in range and not negative.
 
         Raises
         ------
         IndexError
         """
-        return self.gather_checked(index if checked else self._in_range(index))
+        return self.gather_checked(self._in_range(index))
 
     def gather_checked(self, index: Index) -> Any:
         """As `gather`, of indices that are known to be in range and not negative."""
@@ -115,7 +114,7 @@ def columns_of(dataset: Any) -> Columns:
     if torch_data is not None and type(dataset) is torch_data.TensorDataset:
         return Columns(_checked(enumerate(dataset.tensors)), list)
     if isinstance(dataset, np.ndarray) or tensors.is_tensor(dataset):
-        return Columns(_checked([("", dataset)]), _only)
+        return Columns(_checked([("", dataset)]), operator.itemgetter(0))
     if type(dataset) is tuple:
         return Columns(_checked(enumerate(dataset)), list)
     if isinstance(dataset, dict):
@@ -131,29 +130,16 @@ def columns_of(dataset: Any) -> Columns:
 
 def as_index(indices: object) -> Index | None:
     """A batch of integers as an array; ``None`` when it is something else."""
-    if isinstance(indices, np.ndarray):
-        return (
-            indices.astype(np.int64, copy=False)
-            if indices.ndim == 1 and indices.dtype.kind in "iu"
-            else None
-        )
-    if not isinstance(indices, list | tuple | range) or (
-        len(indices) and type(indices[0]) not in (int, np.int64)
-    ):
+    if isinstance(indices, list | tuple | range):
+        if len(indices) and type(indices[0]) not in (int, np.int64):
+            return None
+        try:
+            indices = np.array(indices, None if len(indices) else np.int64)
+        except (ValueError, OverflowError):
+            return None
+    if not isinstance(indices, np.ndarray) or indices.ndim != 1 or indices.dtype.kind not in "iu":
         return None
-    try:
-        array = np.array(indices)
-    except (ValueError, OverflowError):
-        return None
-    return (
-        array.astype(np.int64, copy=False)
-        if array.ndim == 1 and (array.dtype.kind in "iu" or not len(array))
-        else None
-    )
-
-
-def _only(values: list[Any]) -> Any:
-    return values[0]
+    return indices.astype(np.int64, copy=False)
 
 
 def _checked(parts: Iterable[tuple[object, Any]]) -> list[Any]:

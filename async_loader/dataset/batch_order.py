@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -74,8 +74,8 @@ class IndexBatches(Batches):
 
     Parameters
     ----------
-    n : int
-        Items.
+    items : sized
+        Asked for its length at each epoch.
     batch_size : int | None
         ``None``: one item, not a batch of one.
     """
@@ -83,10 +83,10 @@ class IndexBatches(Batches):
     in_range = True
 
     def __init__(
-        self, n: int, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool
+        self, items: Sized, batch_size: int | None, last: LastBatch, seed: int, *, shuffle: bool
     ) -> None:
-        self._n, self._size, self._last, self._seed, self._shuffle = (
-            n,
+        self._items, self._size, self._last, self._seed, self._shuffle = (
+            items,
             batch_size,
             last,
             seed,
@@ -96,12 +96,13 @@ class IndexBatches(Batches):
 
     def __len__(self) -> int:
         if self._size is None:
-            return self._n
-        n = self._n + len(self._carried)
+            return len(self._items)
+        n = len(self._items) + len(self._carried)
         return -(-n // self._size) if self._last == "keep" else n // self._size
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
-        index = shuffled(self._n, self._seed, number) if self._shuffle else np.arange(self._n)
+        n = len(self._items)
+        index = shuffled(n, self._seed, number) if self._shuffle else np.arange(n)
         size = self._size
         self._entered = self._carried
         if size is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -49,15 +49,6 @@ class Bookmark:
         return cls(
             given, ended, None if items is iterable else _state_of(iterable), _state_of(items)
         )
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Bookmark:
-        """The opposite of `to_state`."""
-        return cls(**state)
-
-    def to_state(self) -> dict[str, Any]:
-        """JSON can hold it where it can hold the two states."""
-        return asdict(self)
 
     def resume(self, iterable: Any, per_given: int = 1) -> Iterator[Any]:
         """An iterator over the rest; over anything if `ended`. See NOTE [whose state].

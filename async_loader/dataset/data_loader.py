@@ -7,7 +7,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Generic, Never, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, overload
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from async_loader.dataset.dataset_work import (
 )
 from async_loader.dataset.epoch import Epoch, EpochProgress, can_pin, most_batches, pinned
 from async_loader.errors import ConfigError, require
-from async_loader.lifecycle import seconds, seconds_or_none
+from async_loader.lifecycle import ClosedAtExit, seconds, seconds_or_none
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.device.cuda_backend import CudaBackend, backend_for
 from async_loader.pipeline.device.streamer import PinnedMemory, Streamer
@@ -68,7 +68,7 @@ _STATE_VERSION = 2
 
 
 @explain_wrong_attributes
-class DataLoader(Generic[B, D]):
+class DataLoader(ClosedAtExit, Generic[B, D]):
     """Batches of a dataset, epoch by epoch, with the next ones made ahead by workers that live as
     long as the loader.
 
@@ -202,9 +202,9 @@ class DataLoader(Generic[B, D]):
             )
         self._iterable = not hasattr(items, "__getitem__") or _is_torch_iterable(items)
         self._collate = callable_or_none("collate_fn", collate_fn)
-        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         init = callable_or_none("worker_init_fn", worker_init_fn)
         self._columns = self._find_columns(bulk, init)
+        self._batches = self._order(items, shuffle, sampler, batch_sampler, last_batch)
         collate = self._collate or (torch_collate.default_collate if self._batched else _converted)
         work: Any = MapWork(items, collate, init, batched=self._batched)
         if self._iterable:
@@ -250,8 +250,9 @@ class DataLoader(Generic[B, D]):
             return SamplerBatches(batch_sampler, None, last)
         if sampler is not None:
             return SamplerBatches(sampler, self.batch_size, last)
-        n = _length(items)
-        return IndexBatches(n, self.batch_size, last, self.seed, shuffle=shuffle)
+        _check_length(items)
+        sized = items if self._columns is None else self._columns
+        return IndexBatches(sized, self.batch_size, last, self.seed, shuffle=shuffle)
 
     def _find_columns(self, bulk: bool | None, init: Callable[[int], Any] | None) -> Columns | None:
         """What to gather in bulk; ``None``: item by item."""
@@ -440,8 +441,8 @@ class DataLoader(Generic[B, D]):
             workers = StageStats(
                 learner.batches, learner.batches, learner.wait_s, learner.busy_s, 0
             )
-        nothing = StageStats(0, 0, 0.0, 0.0, 0)
-        copy = nothing if self._latest is None else self._latest.copying() or nothing
+        nothing = StageStats()
+        copy = nothing if self._latest is None else self._latest.iteration.stage() or nothing
         ring = self._engine.ring
         return LoaderStats(
             source=nothing,
@@ -468,12 +469,6 @@ class DataLoader(Generic[B, D]):
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """End the workers; idempotent. A loader that is dropped does so by itself."""
         self._engine.close(seconds("timeout_s", timeout_s))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         how = "gathered in bulk" if self._columns is not None else f"num_workers={self.num_workers}"
@@ -523,9 +518,9 @@ def _delivery(
     return (pinned, None) if ahead else (None, pinned)
 
 
-def _length(items: Any) -> int:
+def _check_length(items: Any) -> None:
     try:
-        return len(items)
+        len(items)
     except TypeError:
         text = (
             f"the dataset ({type(items).__name__}) has no length: give a sampler or a batch_sampler"

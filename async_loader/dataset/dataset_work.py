@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from async_loader.dataset.array_dataset import Index, as_index
+from async_loader.dataset.array_dataset import as_index
 from async_loader.dataset.bookmarks import Bookmark, has_state, upto
 from async_loader.pipeline.batches import arena
 from async_loader.pipeline.workers.work import NEVER, Ending, Kind, WorkContext, while_open
@@ -160,12 +160,7 @@ class GatherWork:
     checked: bool
 
     def begin(self, here: WorkContext) -> Callable[[Any], Any]:
-        if self.checked:
-            return self._quick
-        return self._careful
-
-    def _quick(self, task: Index) -> Any:
-        return self.columns.gather(task, checked=True)
+        return self.columns.gather_checked if self.checked else self._careful
 
     def _careful(self, task: Any) -> Any:
         if isinstance(task, list | tuple) and task and isinstance(task[0], self.by_item.shards):

@@ -4,10 +4,9 @@ batch.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +17,7 @@ from async_loader.dataset.dataset_work import StreamResult
 from async_loader.name_hints import stacklevel
 from async_loader.pipeline.iterator import BatchIterator
 from async_loader.source import END
-from async_loader.stats import LearnerMeter, StageStats
+from async_loader.stats import LearnerMeter
 
 if TYPE_CHECKING:
     pass
@@ -72,7 +71,7 @@ class EpochProgress:
         self.upto = self.first
         self.turn: int = 0 if over else start.get("turn", 0)
         streams = (start.get("streams") or {}).items()
-        marks = {int(worker): Bookmark.from_state(mark) for worker, mark in streams}
+        marks = {int(worker): Bookmark(**mark) for worker, mark in streams}
         if before is not None:
             marks = before.marks
         self.marks: dict[int, Bookmark]
@@ -90,8 +89,7 @@ class EpochProgress:
         """What `EpochProgress` goes on from; nothing in it changes any more."""
         found: dict[str, Any] = {"yielded": self.upto}
         if self.marks:
-            marks = {str(n): mark.to_state() for n, mark in sorted(self.marks.items())}
-            found["streams"] = copy.deepcopy(marks)
+            found["streams"] = {str(n): asdict(mark) for n, mark in sorted(self.marks.items())}
             found["turn"] = self.turn
         return found
 
@@ -176,10 +174,6 @@ class Epoch(Iterator[B]):
             return batch
         self.finished = self.iteration.exhausted
         raise StopIteration
-
-    def copying(self) -> StageStats | None:
-        """Counters of the copy to a device; ``None`` for batches that stay on the CPU."""
-        return self.iteration.stage()
 
     def _catch_up(self) -> None:
         """Count what was handed out, or failed in its turn and is not to be done again."""

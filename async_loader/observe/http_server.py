@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from async_loader.errors import AddressInUse, ConfigError
+from async_loader.lifecycle import ClosedAtExit
 
 Answer = Callable[[BaseHTTPRequestHandler], tuple[HTTPStatus, str, bytes]]
 """Returns the status, the type and the content of a page."""
@@ -69,7 +70,7 @@ class WebServer(ThreadingHTTPServer):
         """A viewer that went away is no error."""
 
 
-class Served:
+class Served(ClosedAtExit):
     """What serves by a `WebServer`, until `close` or the end of a ``with`` block."""
 
     _server: WebServer
@@ -77,12 +78,6 @@ class Served:
     def close(self) -> None:
         """Stop serving, and end open connections. May be called again."""
         self._server.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Viewer(BaseHTTPRequestHandler):

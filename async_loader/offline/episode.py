@@ -15,8 +15,8 @@ from async_loader.replay.arguments import schema_of_columns, storable
 from async_loader.replay.array_types import Array, Bools, Ids
 from async_loader.replay.base import row_format as r
 from async_loader.replay.buffer import ReplayBuffer, shared_table
+from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.table.rebuild import in_order
-from async_loader.replay.views import Transitions
 from async_loader.schema import END_FIELDS, Schema
 
 
@@ -89,16 +89,17 @@ def read_episodes(table: ReplayBuffer) -> Iterator[dict[str, Any]]:
         For a table of another process, and for steps that went while they were read.
     """
     found = drawable_steps(table)
+    if table.schema is None:
+        return
+    state, steps_alone = shared_table(table), ReadPlan.of(table.schema)
     order = np.argsort(found.episode, kind="stable")
-    steps_alone = None if table.view is None else Transitions()
     for places in np.split(order, np.cumsum(np.bincount(found.episode)))[:-1]:
-        batch = table.get(found.ids[places], view=steps_alone)
+        batch = state.these(found.ids[places], steps_alone)
         if gone := len(places) - len(batch["index"]):
             raise ConfigError(
                 f"{gone} steps were overwritten while the table was "
                 "read: let no writer add meanwhile, or save() it and read the checkpoint"
             )
-        assert table.schema is not None
         yield _columns(table.schema, batch, int(found.flags[places[-1]]))
 
 

@@ -92,13 +92,9 @@ def decode(head: Buffer, buffers: Sequence[Any] = (), fds: Sequence[int] = ()) -
     Takes ownership of ``fds``: those of which no segment was made are closed, also when the pickle
     cannot be loaded.
     """
-    if not fds:
-        return _Unpickler(io.BytesIO(head), buffers=buffers, attach=_segment).load()
     left = dict(enumerate(fds))
     try:
-        return _Unpickler(
-            io.BytesIO(head), buffers=buffers, attach=functools.partial(_attached, left)
-        ).load()
+        return _Unpickler(head, buffers, left).load()
     finally:
         close_all(left.values())
 
@@ -172,30 +168,25 @@ def _by_reference(sink: io.BytesIO, keep: _Keep, special: _Special) -> pickle.Pi
     return pickler
 
 
-class _ForResults(pickle.Pickler):
-    """Their tensors may be of any subclass, which a table of types cannot know."""
+class _Pickler:
+    """A pickler that asks for each object whether its type is special."""
 
     def __init__(self, sink: io.BytesIO, keep: _Keep, special: _Special) -> None:
-        super().__init__(sink, protocol=5, buffer_callback=keep)
+        super().__init__(sink, protocol=5, buffer_callback=keep)  # type: ignore[call-arg]
         self._special = special
+
+
+class _ForResults(_Pickler, pickle.Pickler):
+    """Their tensors may be of any subclass, which a table of types cannot know."""
 
     def reducer_override(self, obj: object) -> Any:
         return NotImplemented if type(obj) is np.ndarray else self._special(obj)
 
 
-class _ByValue(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, sink: io.BytesIO, keep: _Keep, special: _Special) -> None:
-        super().__init__(sink, protocol=5, buffer_callback=keep)
-        self._special = special
-
+class _ByValue(_Pickler, cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: object) -> Any:
         found = self._special(obj)
         return super().reducer_override(obj) if found is NotImplemented else found
-
-
-def _attached(left: dict[int, int], number: int, nbytes: int) -> Segment:
-    """The segment, which owns its descriptor from here on."""
-    return Segment.attach(left.pop(number), nbytes)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -204,15 +195,14 @@ class _Unpickler(pickle.Unpickler):
     was loaded, would stay for good.
     """
 
-    def __init__(
-        self, file: io.BytesIO, *, buffers: Sequence[Any], attach: Callable[[int, int], Segment]
-    ) -> None:
-        super().__init__(file, buffers=buffers)
-        self._attach = attach
+    def __init__(self, head: Buffer, buffers: Sequence[Any], fds: dict[int, int]) -> None:
+        super().__init__(io.BytesIO(head), buffers=buffers)
+        self._fds = fds
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name == "_segment":
-            return self._attach
+            fds = self._fds  # the segment owns its descriptor from there on
+            return lambda number, nbytes: Segment.attach(fds.pop(number), nbytes)
         return super().find_class(module, name)
 
 

@@ -43,17 +43,11 @@ from async_loader.pipeline.tasks import (
 from async_loader.pipeline.train_queue import TrainQueue
 from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
 from async_loader.pipeline.workers.work import Kind, Seeding, Work, WorkerConfig, WorkerState
-from async_loader.pipeline.workers.worker_handle import WorkerHandle
 from async_loader.pipeline.workers.worker_pool import WorkerPool
 from async_loader.shm.hugepages import keep_freed_memory
 from async_loader.shm.slot_leases import SlotRing
 from async_loader.stats import StageStats
-from async_loader.validation import (
-    context_of,
-    one_of,
-    refuse_start_in_child,
-    whole,
-)
+from async_loader.validation import context_of, refuse_start_in_child
 
 if TYPE_CHECKING:
     from async_loader.pipeline.device.transfer_thread import StreamerInput, TransferThread
@@ -91,11 +85,6 @@ class Engine:
         by the task's number, so that it does not matter who runs it; once for each iteration, as
         torch's workers do, by the worker's number; only in the first iteration of a process; never.
 
-    Raises
-    ------
-    ConfigError
-        For arguments that cannot work.
-
     Notes
     -----
     Processes start with the first iteration or with `start`. They end with `close`, with the pool,
@@ -114,14 +103,12 @@ class Engine:
         seeding: Seeding = "task",
         transfer: Literal["device", "pin"] | None = None,
     ) -> None:
-        one_of("kind", kind, ("process", "thread", "inline"))
-        one_of("seeding", seeding, ("task", "iteration", "birth", None))
-        self.workers = 0 if kind == "inline" else whole("workers", workers, 0)
+        self.workers = 0 if kind == "inline" else workers
         self.kind: Kind = kind if self.workers else "inline"
-        self.prefetch = 2 * self.workers if prefetch is None else whole("prefetch", prefetch, 0)
+        self.prefetch = 2 * self.workers if prefetch is None else prefetch
         self._context = context_of(context)
         self._transfer = transfer
-        self._seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
+        self._seed = secrets.randbits(62) if seed is None else seed
         self._config = WorkerConfig(work, self.workers, seeding)
         self._numbers = itertools.count()
         self._core: EngineCore | None = None
@@ -136,20 +123,10 @@ class Engine:
         return self._closed
 
     @property
-    def pids(self) -> list[int]:
-        """Of the worker processes that there are at this moment."""
-        # One that is being replaced has none yet; 0 would send a signal to the caller's own
-        # process group.
-        return [handle.pid for handle in self._handles() if handle.pid]
-
-    @property
     def processes(self) -> list[Any]:
         """The worker processes that there are at this moment, as `multiprocessing` has them."""
-        return [handle.process for handle in self._handles()]
-
-    def _handles(self) -> list[WorkerHandle]:
         pool = None if self._core is None else self._core.pool
-        return list(pool.handles) if isinstance(pool, WorkerPool) else []
+        return [one.process for one in pool.handles] if isinstance(pool, WorkerPool) else []
 
     @property
     def ring(self) -> SlotRing | None:
@@ -180,7 +157,7 @@ class Engine:
         if self.kind == "inline":
             return None
         if self._core is None or self._core.pool is None:
-            return StageStats(0, 0, 0.0, 0.0, 0)
+            return StageStats()
         return self._core.pool.stage(
             sum(queue.depth for one in list(self._core.iterations) for queue in one.queues)
         )
@@ -355,9 +332,3 @@ class Engine:
             self._dropped.detach()
         if self._core is not None:
             self._core.close(timeout_s)
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -155,7 +155,7 @@ class SourceEngine:
         depth = self.iteration.train_queue.depth
         source = self._supplier.meter.snapshot(0 if pool is None else len(pool.jobs))
         workers = self._tasks.meter.snapshot(depth) if pool is None else pool.stage(depth)
-        copy = iterator.stage() or StageStats(0, 0, 0.0, 0.0, 0)
+        copy = iterator.stage() or StageStats()
         learner = iterator.meter.snapshot(0)
         return LoaderStats(
             source=source,

@@ -161,8 +161,3 @@ class TrainQueue:
     def depth(self) -> int:
         """Outcomes that wait."""
         return len(self._ready)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is queued, and nothing else is to be looked at."""
-        return not (self._ready or self._urgent or self._closed or self._broken is not None)

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, Timeout, Unsupported
 from async_loader.recording.env_schema import NEXT, StepFields
 from async_loader.schema import Schema
-from async_loader.table import Table, VectorEnv, VectorWriter, Writer, is_table
+from async_loader.table import Writer, is_table
 
 
 def copied(value: Any) -> Any:
@@ -113,62 +113,6 @@ environments do not.
 """
 
 
-def writer_of(given: object, schema: Schema, stream: Any) -> tuple[Writer, bool]:
-    """Return a writer of a table, whose own stream is ``stream``, or the writer that was given; and
-    whether it was made here.
-
-    Raises
-    ------
-    ConfigError
-        If this is no table and no writer, or a writer of a table that has no schema.
-    """
-    if is_table(given):
-        table: Table = given
-        return table.writer(stream, schema=schema if table.schema is None else None), True
-    if isinstance(given, Writer):
-        _check_known(given.schema)
-        return given, False
-    raise _neither(given, "table.writer()")
-
-
-def vector_writer_of(given: object, envs: VectorEnv, schema: Schema) -> tuple[VectorWriter, bool]:
-    """As `writer_of`, for a vector of environments."""
-    if is_table(given):
-        table: Table = given
-        return table.vector_writer(envs, schema=schema if table.schema is None else None), True
-    if hasattr(given, "streams") and hasattr(given, "append"):
-        made = cast(VectorWriter, given)
-        if len(made.streams) != envs.num_envs:
-            raise ConfigError(
-                f"a writer for {len(made.streams)} environments, and there are {envs.num_envs}: "
-                "make it as table.vector_writer(envs)"
-            )
-        _check_known(made.schema)
-        return made, False
-    if isinstance(given, Writer):
-        raise ConfigError(
-            f"{type(given).__name__} adds the steps of one environment at a time: give the table, "
-            "or what table.vector_writer(envs) returns; or record each environment by itself: "
-            "Recorder(env, writer)"
-        )
-    raise _neither(given, "table.vector_writer(envs)")
-
-
-def _check_known(schema: Schema | None) -> None:
-    if schema is None:
-        raise ConfigError(
-            "this writer's table has no schema yet: give the table itself, or make it with "
-            "schema=async_loader.recording.schema_of(env)"
-        )
-
-
-def _neither(given: object, writer: str) -> ConfigError:
-    return ConfigError(
-        f"{type(given).__name__} is no table and no writer: give a ReplayBuffer, "
-        f"connect(...).table(name), or what {writer} returns"
-    )
-
-
 class Recording:
     """What all recorders have: values of the next step, a step that waits for room, and the end."""
 
@@ -182,15 +126,37 @@ class Recording:
     """The writer was made here, and is closed here."""
     env: Any
 
-    def _open(self, opened: tuple[Any, bool], schema: Schema, *own: str) -> None:
-        """Begin to write; ``own``: see `StepFields`, which refuses a table that does not fit."""
-        self._writer, self._owned = opened
-        self._extra = {}
+    def _open(self, given: object, make: str, whose: Any, schema: Schema, *own: str) -> None:
+        """Begin to write, with what a table's method ``make`` returns, or what it has returned.
+
+        ``whose``: the stream, or the environments. ``own``: see `StepFields`, which refuses a table
+        that does not fit.
+
+        Raises
+        ------
+        ConfigError
+            If this is no table and no writer, or a writer of a table that has no schema.
+        """
+        writer: Any = given
+        self._extra, self._owned = {}, is_table(given)
+        if is_table(given):
+            writer = getattr(given, make)(whose, schema=schema if given.schema is None else None)
+        elif not (isinstance(given, Writer) if make == "writer" else hasattr(given, "streams")):
+            raise ConfigError(
+                f"{type(given).__name__} is no table, and not what table.{make}() returns: give "
+                "one of the two"
+            )
+        elif writer.schema is None:
+            raise ConfigError(
+                "this writer's table has no schema yet: give the table itself, or make it with "
+                "schema=async_loader.recording.schema_of(env)"
+            )
+        self._writer = writer
         try:
-            self._fields = StepFields(self._writer.schema or schema, own)
+            self._fields = StepFields(writer.schema or schema, own)
         except BaseException:
             if self._owned:
-                self._writer.close()
+                writer.close()
             raise
 
     def record(self, **fields: Any) -> None:

@@ -13,7 +13,6 @@ from async_loader.recording.opening import (
     Recording,
     copied,
     stream_numbers,
-    writer_of,
 )
 from async_loader.table import Table, Writer
 
@@ -68,7 +67,7 @@ class ParallelRecorder(Recording):
         wanted = schema_of(env, stack=stack, fields=fields, agents=agents)
         self.env = env
         self.recorded = tuple(env.possible_agents if agents is None else agents)
-        self._open(writer_of(table, wanted, None), wanted, "agent")
+        self._open(table, "writer", None, wanted, "agent")
         own: Any = self._writer.stream
         self._episodes = {
             agent: EpisodeStream(self._writer, self._fields, (own, next(stream_numbers)), timeout_s)

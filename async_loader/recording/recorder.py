@@ -15,8 +15,6 @@ from async_loader.recording.opening import (
     Recording,
     copied,
     stream_numbers,
-    vector_writer_of,
-    writer_of,
 )
 from async_loader.table import Table, VectorWriter, Writer
 
@@ -78,7 +76,7 @@ class Recorder(Recording, gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         super().__init__(env)
         wanted = schema_of(env, stack=stack, fields=fields)
-        self._open(writer_of(table, wanted, stream), wanted)
+        self._open(table, "writer", stream, wanted)
         if stream is None and not self._owned:
             stream = (self._writer.stream, next(stream_numbers))
         self._episode = EpisodeStream(self._writer, self._fields, stream, timeout_s)
@@ -168,7 +166,12 @@ class VectorRecorder(Recording, gymnasium.vector.VectorWrapper[Any, Any, Any, An
             )
         super().__init__(envs)
         wanted = schema_of(envs, stack=stack, fields=fields)
-        self._open(vector_writer_of(table, envs, wanted), wanted)
+        self._open(table, "vector_writer", envs, wanted)
+        if (count := len(self._writer.streams)) != envs.num_envs:
+            raise ConfigError(
+                f"a writer for {count} environments, and there are {envs.num_envs}: make it as "
+                "table.vector_writer(envs)"
+            )
         self._timeout_s = timeout_s
         self._obs: Any = None
         self._by_hand = envs.metadata.get("autoreset_mode") is AutoresetMode.DISABLED

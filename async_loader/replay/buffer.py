@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import Any, Never, Self
 
 from async_loader.errors import CannotSend, ConfigError, require
-from async_loader.lifecycle import Deadline, seconds
+from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import (
     by_name,
     class_only,
@@ -48,7 +48,7 @@ _OF_A_SAVE = ("cls", "path", "number")
 
 
 @explain_wrong_attributes
-class ReplayBuffer(TableMethods):
+class ReplayBuffer(TableMethods, ClosedAtExit):
     """The newest ``capacity`` steps, in shared memory: a `async_loader.table.Table`.
 
     Threads: any, of the process that made it, may add and sample, and the workers of a loader read
@@ -758,12 +758,6 @@ class ReplayBuffer(TableMethods):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._table_state.closed
-
-    def __enter__(self) -> ReplayBuffer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise CannotSend(

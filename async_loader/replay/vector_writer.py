@@ -11,6 +11,7 @@ import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
+from async_loader.lifecycle import ClosedAtExit
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
 from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
@@ -26,7 +27,7 @@ _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['auto
 
 
 @explain_wrong_attributes
-class VectorWriter:
+class VectorWriter(ClosedAtExit):
     """Adds the steps of a vector of environments, one stream for each.
 
     Made by ``vector_writer`` of a table.
@@ -251,12 +252,6 @@ class VectorWriter:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
-
-    def __enter__(self) -> VectorWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, Never, Self
+from typing import Any, Never
 
 from async_loader.errors import CannotSend, Closed, Timeout, WouldDeadlock
-from async_loader.lifecycle import seconds_or_none
+from async_loader.lifecycle import ClosedAtExit, seconds_or_none
 from async_loader.name_hints import (
     by_name,
     explain_wrong_attributes,
@@ -23,7 +23,7 @@ from async_loader.table import Ids, Streams
 
 
 @explain_wrong_attributes
-class LocalWriter:
+class LocalWriter(ClosedAtExit):
     """Adds the steps of an actor in the table's process. Made by `ReplayBuffer.writer`.
 
     Threads: one at a time.
@@ -271,12 +271,6 @@ class LocalWriter:
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

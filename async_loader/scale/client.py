@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 from async_loader.errors import AsyncLoaderError, CannotSend, Closed, ConfigError, Timeout
 from async_loader.feeder.client import weights
 from async_loader.feeder.client.arguments import newer_than_of, version_of, weights_name
-from async_loader.feeder.client.client import Client, ClosedAtExit
+from async_loader.feeder.client.client import Client
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.weights import Published
-from async_loader.lifecycle import Deadline, seconds
+from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.scale.connections import Connections, ShardConnection, ShardDeadline
 from async_loader.scale.shards import Finder, keys_in

@@ -156,11 +156,6 @@ class Connections:
             raise
 
     @property
-    def fixed(self) -> bool:
-        """Whether shards never come, go or move."""
-        return self._finder.fixed
-
-    @property
     def reached(self) -> list[ShardConnection]:
         """Those of the shards that have a session."""
         return [one for one in self.all if one.is_open]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import weakref
@@ -136,7 +137,17 @@ class ClusterTable(RemoteTable[ClusterSource]):
                 )
 
         draws = Draws(settings, wanted.world_size, leased)
-        self._check_size(wanted.min_size, draws.in_turn, list(abouts.values()))
+        if draws.in_turn and wanted.min_size > 1:
+            raise ConfigError(
+                f"min_size={wanted.min_size:,}: the shards of this table give their items in turn, "
+                "as they come: leave it out"
+            )
+        sizes = [stats_of(one).capacity or math.inf for one in abouts.values()]
+        if len(sizes) == len(self._connections.all) and wanted.min_size > sum(sizes):
+            raise ConfigError(
+                f"min_size={wanted.min_size:,}, and the {len(sizes)} shards keep {sum(sizes):,} "
+                "steps: ask for fewer, or raise the capacity"
+            )
         if draws.in_turn and prefetch is None:
             prefetch = _AHEAD
 
@@ -158,22 +169,6 @@ class ClusterTable(RemoteTable[ClusterSource]):
         source.finishes = Ragged.of(view)
         self._sources.add(source)
         return source
-
-    def _check_size(self, min_size: int, in_turn: bool, abouts: list[AboutReply]) -> None:
-        """Raise ConfigError for a ``min_size`` that is never reached, or that nothing waits for."""
-        if in_turn and min_size > 1:
-            raise ConfigError(
-                f"min_size={min_size:,}: the shards of this table give their items in turn, as "
-                "they come: leave it out"
-            )
-        sizes = [stats_of(one).capacity for one in abouts]
-        known = sum(size for size in sizes if size is not None)
-        whole = self._connections.fixed and len(sizes) == len(self._connections.all)
-        if whole and None not in sizes and min_size > known:
-            raise ConfigError(
-                f"min_size={min_size:,}, and the {len(sizes)} shards keep {known:,} steps: ask "
-                "for fewer, or raise the capacity"
-            )
 
     # -- by id -------------------------------------------------------------------------------------
 
@@ -266,7 +261,7 @@ class ClusterTable(RemoteTable[ClusterSource]):
             for one in self._connections.all
         ]
         rules: dict[str, Callable[[Any], Any]] = {
-            "kind": max, "number": max, "nbytes": sum, "duration_s": sum, "pause_s": max,
+            "number": max, "nbytes": sum, "duration_s": sum, "pause_s": max,
             "rows": sum,
         }  # fmt: skip
         return SaveReport(

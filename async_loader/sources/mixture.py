@@ -14,7 +14,7 @@ import numpy as np
 
 from async_loader import tensors, tree
 from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported
-from async_loader.lifecycle import Patience
+from async_loader.lifecycle import ClosedAtExit, Patience
 from async_loader.name_hints import explain_wrong_names
 from async_loader.public_names import set_public_names
 from async_loader.schema import Schema
@@ -50,7 +50,7 @@ Member = Any
 """A Table, a Source, or (in a sequence of pairs) a dict of columns."""
 
 
-class Mixture:
+class Mixture(ClosedAtExit):
     """Several tables as one source: each batch has rows of all of them, in these shares.
 
     For example half of a batch from demonstrations and half from what the agent has just done, as
@@ -376,12 +376,6 @@ class Mixture:
         """
         self._closed = True
         self._made.close()
-
-    def __enter__(self) -> Mixture:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

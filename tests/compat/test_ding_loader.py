@@ -4,8 +4,6 @@ and what it does wrong put right.
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections import namedtuple
 from functools import partial
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from async_loader.compat.ding import AsyncDataLoader, default_collate
-from async_loader.errors import SchemaError, WorkerDied
+from async_loader.errors import SchemaError
 
 Pair = namedtuple("Pair", "a b")
 
@@ -194,39 +192,6 @@ def test_a_source_that_gives_nothing_of_use_is_told_so(made, said):
     with pytest.raises(SchemaError, match=said):
         next(loader)
     loader.close()
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_killed_worker_is_named_and_replaced():
-    calls = iter(range(100))
-
-    def source(n):
-        return [die if next(calls) == 0 else int] * n
-
-    loader = AsyncDataLoader(source, 2, "cpu", collate_fn=lambda samples: samples, num_workers=2)
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        next(loader)
-    assert next(loader) == [0, 0]
-    loader.close()
-
-
-def noise():
-    return {"numpy": np.random.rand(), "torch": torch.rand(())}
-
-
-def test_workers_have_random_numbers_of_their_own_and_a_seed_repeats_them():
-    def run():
-        with AsyncDataLoader(lambda n: [noise] * n, 4, "cpu", 1, num_workers=2, seed=5) as loader:
-            batches = [next(loader) for _ in range(3)]
-        return [torch.cat([b[name].double() for b in batches]) for name in ("numpy", "torch")]
-
-    first, again = run(), run()
-    for one, other in zip(first, again, strict=True):
-        assert len(set(one.tolist())) == 12
-        assert one.tolist() == other.tolist()
 
 
 # -- on a device -----------------------------------------------------------------------------------

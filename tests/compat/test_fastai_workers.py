@@ -15,10 +15,6 @@ from torch.utils.data import IterableDataset, get_worker_info
 from async_loader.compat.fastai import DataLoader
 
 
-class Image(torch.Tensor):
-    pass
-
-
 def lists(loader):
     return [batch.tolist() for batch in loader]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import multiprocessing
-import os
-import signal
 import threading
 from itertools import chain
 
@@ -21,7 +19,6 @@ from hypothesis import strategies as st
 from async_loader.compat import gluon
 from async_loader.compat.gluon.data import batchify
 from async_loader.compat.gluon.data.dataloader import LoaderTimeout
-from async_loader.errors import WorkerDied
 
 ArrayDataset = gluon.data.ArrayDataset
 DataLoader = gluon.data.DataLoader
@@ -331,24 +328,6 @@ def test_a_timeout_leaves_the_pool_and_the_iterator_whole():
     again = iter(loader)
     assert come(again, 4) == [0, 1, 2, 3]
     assert list(again) == list(batches) == []
-
-
-def test_a_killed_worker_is_named_at_once_and_replaced(tmp_path):
-    class Deadly:
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, i):
-            if i == 1 and not killed.exists():
-                killed.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            return i
-
-    killed = tmp_path / "killed"
-    loader = DataLoader(Deadly(), 1, num_workers=1)
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        lists(loader)
-    assert lists(loader) == [[0], [1], [2], [3]]
 
 
 def test_random_numbers_in_workers_differ_and_follow_numpys_seed():

@@ -317,10 +317,10 @@ def test_time_limits():
 def test_persistent_workers_persist_and_passes_may_be_nested():
     loader = DataLoader(Noisy(4), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
-    pids = loader._engine.pids
+    workers = loader._engine.processes
     # torch's outer loop ends after the first inner one
     assert [len(list(loader)) for _ in loader] == [2, 2]
-    assert loader._engine.pids == pids
+    assert loader._engine.processes == workers
     loader.close()
     assert len(list(loader)) == 2
     loader.close()

@@ -184,10 +184,19 @@ def test_processes_live_as_long_as_the_loader():
     started = []
     with DataLoader(Squares(4), 2, num_workers=2, worker_init_fn=started.append) as loader:
         list(loader)
-        pids = loader._engine.pids
+        workers = loader._engine.processes
         list(loader)
-        assert loader._engine.pids == pids
+        assert loader._engine.processes == workers
     assert started == []  # it is called in the workers
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_grows_is_asked_for_its_length_at_each_epoch(workers):
+    items = []
+    with DataLoader(items, 2, num_workers=workers, worker_type="thread") as loader:
+        for epoch in range(1, 3):
+            items += range(3)
+            assert len(loader) == len(list(loader)) == -(-3 * epoch // 2)
 
 
 def test_random_numbers_do_not_depend_on_the_worker_that_draws_them():

@@ -4,6 +4,7 @@ not be made ready.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 
@@ -97,7 +98,7 @@ def test_a_forked_child_drops_an_iteration_whose_lock_was_held():
             held.set()
             go.wait()
 
-    with Engine(Fives(), 1, kind="thread") as pool:
+    with contextlib.closing(Engine(Fives(), 1, kind="thread")) as pool:
         iteration = pool.iterate(range(3))
         thread = threading.Thread(target=hold, args=(iteration._iteration.train_queue._lock,))
         thread.start()

@@ -74,7 +74,7 @@ class Reader:
 def test_whatever_happens_batches_are_whole_and_in_order(seed, caplog):
     caplog.set_level("ERROR", logger="async_loader")
     rng = random.Random(seed)
-    with Engine(Filled(), 3, prefetch=5) as pool:
+    with contextlib.closing(Engine(Filled(), 3, prefetch=5)) as pool:
         readers = [Reader(pool, rng)]
         for _ in range(200):
             what = rng.random()
@@ -97,7 +97,7 @@ def test_whatever_happens_batches_are_whole_and_in_order(seed, caplog):
 def test_a_killed_worker_never_shortens_a_pass_over_streams_without_a_word(seed, caplog):
     caplog.set_level("ERROR", logger="async_loader")
     rng = random.Random(seed)
-    with Engine(Counted(), 2) as pool:
+    with contextlib.closing(Engine(Counted(), 2)) as pool:
         for _ in range(4):
             iteration, got, died = pool.streams(), [], 0
             victim_at = rng.choice([0, 0, 5, 30, None])

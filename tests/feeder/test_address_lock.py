@@ -121,13 +121,6 @@ def test_the_files_of_a_killed_server_are_cleaned(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tcp_port_in_use_is_refused():
-    with holder("tcp://127.0.0.1:*") as (_, endpoint):
-        claim(parse(endpoint))
-        with pytest.raises(AddressInUse, match="in use by another process: end that one"):
-            bind(parse(endpoint), "control")
-
-
 @pytest.mark.parametrize("plane", ["control", "insert", "pull"])
 @pytest.mark.parametrize("scheme", ["tcp", "ipc"])
 def test_an_address_that_cannot_be_bound_is_named_as_it_was_given(tmp_path, scheme, plane):

@@ -82,9 +82,3 @@ def test_keys_for_another_server_are_refused_within_the_deadline(server, tmp_pat
         if "never heard of" not in str(refused.value):
             break
     assert "are the keys for another feeder" in str(refused.value)
-
-
-def append_and_flush(writer, x):
-    """Either of them says what the feeder refuses."""
-    writer.append(x=np.int64(x))
-    writer.flush()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from async_loader import ReplayBuffer
+from async_loader import ReplayBuffer, Sequences
 from async_loader.cli import app
 from async_loader.offline import (
     BadData,
@@ -94,6 +94,18 @@ def same(one, other):
 def test_d4rls_layout_gives_the_same_table_as_its_episodes(tmp_path):
     table = from_hdf5(d4rl(tmp_path / "a.hdf5"))
     assert same(rows(table), rows(from_episodes(episodes())))
+
+
+def test_a_table_is_written_as_its_steps_whatever_its_view_shows(tmp_path):
+    schema = {"obs": "float32", "discount": "float32", "truncated": "bool"}
+    table = ReplayBuffer(9, schema, view=Sequences(2))
+    with table.writer() as writer:
+        for t in range(4):
+            writer.append(obs=t, discount=1, truncated=t == 3)
+    to_npz(table, tmp_path)
+    again = rows(from_npz(tmp_path, schema=schema))
+    assert again["obs"].tolist() == [0, 1, 2, 3]
+    assert again["discount"].tolist() == [1] * 4
 
 
 BAD = {

@@ -5,6 +5,7 @@ leave it usable.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import os
 import signal
@@ -104,7 +105,7 @@ def kind(request):
 
 @pytest.fixture
 def pool(kind):
-    with Engine(Numbers(), 2, kind=kind, seed=5) as pool:
+    with contextlib.closing(Engine(Numbers(), 2, kind=kind, seed=5)) as pool:
         yield pool
 
 
@@ -140,7 +141,7 @@ def test_tasks_are_read_ahead_and_no_further(kind):
             read.append(task)
             yield task
 
-    with Engine(Numbers(), 2, kind=kind, prefetch=3) as pool:
+    with contextlib.closing(Engine(Numbers(), 2, kind=kind, prefetch=3)) as pool:
         iteration = pool.iterate(made())
         assert len(read) == (0 if kind == "inline" else 3)
         next(iteration)
@@ -148,7 +149,7 @@ def test_tasks_are_read_ahead_and_no_further(kind):
 
 
 def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
-    with Engine(Counting(), 2, kind=kind) as pool:
+    with contextlib.closing(Engine(Counting(), 2, kind=kind)) as pool:
         iteration, got = pool.streams(state="fail"), []
         while True:
             try:
@@ -162,7 +163,7 @@ def test_a_stream_that_fails_has_ended_and_others_go_on(kind):
 
 def test_a_time_limit_passes_and_nothing_is_lost():
     work = Waiting()
-    with Engine(work, 1, kind="thread") as pool:
+    with contextlib.closing(Engine(work, 1, kind="thread")) as pool:
         iteration = pool.iterate(["a", "b"], timeout_s=0.05)
         assert work.begun.wait(60)
         with pytest.raises(Timeout, match="the workers: thread 0 is at work on batch 0"):
@@ -177,13 +178,14 @@ def test_a_time_limit_passes_and_nothing_is_lost():
 
 @pytest.fixture
 def processes():
-    with Engine(Numbers(), 2, seed=5) as pool:
+    with contextlib.closing(Engine(Numbers(), 2, seed=5)) as pool:
         yield pool
 
 
 def test_a_killed_worker_is_named_and_replaced(caplog):
-    with Engine(Numbers(), 2) as pool:
-        iteration, before = pool.iterate([(0, 1), "die", (2, 1), (3, 1)]), pool.pids
+    with contextlib.closing(Engine(Numbers(), 2)) as pool:
+        iteration = pool.iterate([(0, 1), "die", (2, 1), (3, 1)])
+        before = [one.pid for one in pool.processes]
         got, died = [], []
         for _ in range(4):
             try:
@@ -199,7 +201,7 @@ def test_a_killed_worker_is_named_and_replaced(caplog):
 
 
 def test_a_stream_ends_with_its_worker():
-    with Engine(Counting(), 2, prefetch=4) as pool:
+    with contextlib.closing(Engine(Counting(), 2, prefetch=4)) as pool:
         iteration, got = pool.streams(state="die"), []
         while True:
             try:
@@ -256,7 +258,7 @@ def sparse():
 
 @pytest.fixture
 def whatever():
-    with Engine(Whatever(), 1) as pool:
+    with contextlib.closing(Engine(Whatever(), 1)) as pool:
         yield pool
 
 
@@ -292,7 +294,7 @@ def same(one, two):
 
 def test_a_forked_child_makes_workers_of_its_own():
     # a forked child cannot ask its parent's forkserver for processes
-    with Engine(Numbers(), 2, context="fork") as pool:
+    with contextlib.closing(Engine(Numbers(), 2, context="fork")) as pool:
         iteration = pool.iterate(tasks(3))
         pid = os.fork()
         if not pid:

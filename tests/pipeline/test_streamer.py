@@ -78,10 +78,8 @@ def test_copies_in_flight_are_few_and_each_holds_its_slot():
 
 def test_a_ring_is_page_locked_once_and_released_when_a_new_one_has_taken_over():
     rig = Rig()
-    assert rig.streamer.pinned is None
     for _ in range(3):
         rig.send()
-    assert rig.streamer.pinned is True
     assert rig.fake.registrations == 1
     rig.change_ring()
     rig.send()
@@ -103,7 +101,6 @@ def test_without_page_locking_copies_are_pageable_and_the_streamer_says_so():
     rig = Rig()
     rig.fake = rig.streamer._backend = Unpinnable()
     rig.send()
-    assert rig.streamer.pinned is False
     rig.receive()
     assert rig.fake.pageable_copies == 1
     assert rig.problems() == []

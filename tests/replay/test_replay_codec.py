@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from async_loader import (
     AsyncDataLoader,
     Field,
-    Hindsight,
     Lifo,
     Prioritized,
     ReplayBuffer,
@@ -67,21 +66,24 @@ def rows_bytes(spec: dict[str, object], capacity: int) -> int:
     return StorageLayout.of(Schema.of(spec), capacity, ring=0).nbytes
 
 
-def assert_equal(one: dict, other: dict) -> None:
-    assert one.keys() == other.keys()
-    for name in one:
-        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+def assert_equal(one: dict, *others: dict) -> None:
+    for other in others:
+        assert one.keys() == other.keys()
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
 @pytest.mark.parametrize(
     "view", [None, Transitions(3, 0.9), Sequences(8, burn_in=2, bootstrap=1, boundary="pad")]
 )
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_the_same_calls_give_the_same_batches_as_without_a_codec(view, prioritized):
+def test_the_same_calls_give_the_same_batches_without_a_codec_and_on_a_disk(
+    tmp_path, view, prioritized
+):
     sampler = (lambda: Prioritized(0.6, 0.4)) if prioritized else (lambda: None)
     tables = [
-        ReplayBuffer(300, schema(c, "zero"), seed=3, view=view, sampler=sampler())
-        for c in (None, "lz4")
+        ReplayBuffer(300, schema(c, "zero"), seed=3, view=view, sampler=sampler(), disk=d)
+        for c, d in ((None, None), ("lz4", None), (None, tmp_path))
     ]
     rng = np.random.default_rng(0)
     for round_ in range(12):
@@ -93,8 +95,8 @@ def test_the_same_calls_give_the_same_batches_as_without_a_codec(view, prioritiz
                 table.end_episode(final_obs=frames(np.array([8]))[0], truncated=True)
             table.delete(dead)
             table.update(dead, reward=np.full(5, -1, np.float32))
-        one, other = (table.sample(64) for table in tables)
-        assert_equal(one, other)
+        one, *others = (table.sample(64) for table in tables)
+        assert_equal(one, *others)
         if prioritized:
             error = rng.random(one["index"].shape)
             for table in tables:
@@ -205,13 +207,6 @@ def test_a_checkpoint_keeps_the_values_whatever_the_size_of_the_table(tmp_path):
         ReplayBuffer.from_checkpoint(tmp_path, capacity=900)
     with ReplayBuffer.from_checkpoint(tmp_path) as again:
         assert_equal(again.get(ids), plain.get(ids))
-
-
-def _hindsight() -> ReplayBuffer:
-    goal = Field((3,), "float32", next="next_obs")
-    obs = {"pixels": Field((40, 40), "uint8", codec="lz4"), "achieved_goal": goal}
-    view = Hindsight(lambda achieved, desired, info: np.zeros(len(achieved)))
-    return ReplayBuffer(50, {"obs": {**obs, "desired_goal": goal}, "reward": "float32"}, view=view)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,7 @@ import pytest
 
 from async_loader import (
     Field,
-    Prioritized,
     ReplayBuffer,
-    Sequences,
-    Transitions,
 )
 from async_loader.errors import OutOfMemory
 from async_loader.shm import segment
@@ -47,35 +44,6 @@ def assert_equal(one: dict, other: dict) -> None:
     assert one.keys() == other.keys()
     for name in one:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "view", [None, Transitions(3, 0.9), Sequences(8, burn_in=2, bootstrap=1, boundary="pad")]
-)
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_the_same_calls_give_the_same_batches_as_in_memory(tmp_path, view, prioritized):
-    sampler = (lambda: Prioritized(0.6, 0.4)) if prioritized else (lambda: None)
-    tables = [
-        ReplayBuffer(300, SCHEMA, seed=3, view=view, sampler=sampler(), disk=d)
-        for d in (None, tmp_path)
-    ]
-    rng = np.random.default_rng(0)
-    for round_ in range(12):
-        length, dead = int(rng.integers(20, 60)), rng.integers(0, 600, 5)
-        for table in tables:
-            table.extend(**episode(round_ * 60, length), stream=round_ % 2)
-            table.delete(dead)
-            table.update(dead, reward=np.full(5, -1, np.float32))
-        one, other = (table.sample(64) for table in tables)
-        assert_equal(one, other)
-        if prioritized:
-            error = rng.random(one["index"].shape)
-            for table in tables:
-                table.update_priorities(one["index"], error)
-        ids = rng.integers(0, 700, 30)
-        assert_equal(*(table.get(ids) for table in tables))
-    assert [len(table) for table in tables] == [len(tables[0])] * 2
-    assert not os.listdir(tmp_path)
 
 
 def test_a_checkpoint_goes_from_memory_to_a_disk_and_back(tmp_path):

@@ -33,7 +33,6 @@ from async_loader import (
 from async_loader.errors import Closed, ConfigError, NotEnoughData, Timeout, Unsupported
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.replay.samplers import Fifo, Recency
-from async_loader.scale import Cluster
 from async_loader.source import Applied
 
 SIZES = (20, 40, 80, 260)
@@ -335,7 +334,7 @@ def test_a_sample_of_shards_without_a_schema_is_that_of_a_table_without_one(tmp_
 
 def test_a_least_size_is_that_of_all_shards_and_one_that_is_never_reached_is_refused(tmp_path):
     tables = [filled(number, 9, capacity=100) for number in range(2)]
-    with cluster_of(tmp_path, tables) as (shards, _, client):
+    with cluster_of(tmp_path, tables) as (_, _, client):
         with pytest.raises(Timeout, match="19 items of the cluster, whose shards hold 18"):
             client.table("t").source(min_size=19).plan(4, Patience(deadline=Deadline(0.5)))
         assert len(drawn(client.table("t").source(min_size=18), 4)["x"]) == 4
@@ -343,6 +342,5 @@ def test_a_least_size_is_that_of_all_shards_and_one_that_is_never_reached_is_ref
             client.table("t").source(min_size=2, sampler=Fifo())
         with pytest.raises(ConfigError, match="of which there are 64 at most"):
             client.table("t").delete([70 << 56])
-        with Cluster.static([one.address for one in shards]) as static:
-            with pytest.raises(ConfigError, match="the 2 shards keep 200 steps"):
-                static.table("t").source(min_size=201)
+        with pytest.raises(ConfigError, match="the 2 shards keep 200 steps"):
+            client.table("t").source(min_size=201)

@@ -10,7 +10,6 @@ import functools
 import shutil
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -132,25 +131,6 @@ class Making:
 
     def writer(self, table: Table, stream: Hashable | None = None) -> Writer:
         return self.kind.open(self.stack, table, stream)
-
-
-def _serve(pipe: Any, other: Any, handle: Any, stream: Hashable | None) -> None:
-    other.close()
-    with handle.open(stream) as writer:
-        pipe.send(("returned", isinstance(writer, Writer)))
-        while (call := pipe.recv()) is not None:
-            name, args, kwargs = call
-            try:
-                answer = (
-                    "returned",
-                    getattr(writer, *args)
-                    if name == "get"
-                    else getattr(writer, name)(*args, **kwargs),
-                )
-            except BaseException as error:
-                error.add_note(traceback.format_exc())
-                answer = ("raised", error)
-            pipe.send(answer)
 
 
 def until(attempt: Callable[[], bool], timeout_s: float = 60.0) -> None:

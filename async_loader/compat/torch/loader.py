@@ -155,13 +155,9 @@ class DataLoader(torch_data.DataLoader[T_co]):
             seeding=seeding,
             transfer="pin" if self.pin_memory and self.num_workers else None,
         )
-        if self._persists:
+        if self.persistent_workers:
             self.__dict__.update(_engine=pool, _seed=seed)
         return pool
-
-    @property
-    def _persists(self) -> bool:
-        return bool(self.persistent_workers)
 
     def _columns(self) -> Columns | None:
         """Return the columns to gather in bulk. torch treats dicts and tuples as plain datasets
@@ -219,12 +215,10 @@ class Pass(Iterator[Any]):
         epoch_progress: EpochProgress,
     ) -> None:
         self._loader = loader
-        self._batches = batches
-        self._engine = None if loader._persists else pool
+        self._engine = None if loader.persistent_workers else pool
         self.base_seed = seed
         self._num_workers = loader.num_workers
         self._timeout = loader.timeout
-        self._dataset = loader.dataset if loader._iterable else None
         state = EpochInfo(epoch_of(loader.dataset), dict(epoch_progress.untold))
         pin = loader.pin_memory and can_pin()
         # as in torch, with workers there is a thread that pins
@@ -241,7 +235,8 @@ class Pass(Iterator[Any]):
         else:
             first = epoch_progress.first
             iteration = pool.iterate(tasks, static=loader.in_order, first=first, **how)
-        self._processes = pool.processes
+        self._workers = pool.processes
+        """The worker processes at the start of the pass, under torch's name for them."""
         self.epoch: Epoch[Any] = Epoch(
             iteration,
             batches,
@@ -259,29 +254,19 @@ class Pass(Iterator[Any]):
 
         TypeError for an iterable dataset, as in torch: ``list(iter(loader))`` calls this.
         """
-        if self._dataset is not None:
+        if self._loader._iterable:
             raise TypeError(
-                f"a pass over the iterable dataset {describe(self._dataset)} has no len(): how "
-                "long it is shows at its end"
+                f"a pass over the iterable dataset {describe(self._loader.dataset)} has no len(): "
+                "how long it is shows at its end"
             )
         return len(self._loader)
 
     def __next__(self) -> Any:
         try:
-            return self._asked(self.epoch.__next__)
+            return self.epoch.__next__()
         except StopIteration:
             self._end()
             raise
-
-    @property
-    def _workers(self) -> list[Any]:
-        """The worker processes at the start of the pass, under torch's name for them."""
-        return self._processes
-
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        """Return the result of `ask`, with our exceptions converted to torch's."""
-        try:
-            return ask()
         except (WorkerDied, Timeout) as error:
             raise as_torchs(error, self._timeout) from error
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from async_loader.errors import AsyncLoaderError
 from async_loader.feeder.client.errors import error_of
@@ -15,29 +15,19 @@ from async_loader.feeder.wire import Body, Error, ErrorCode, Message, Plane, Typ
 from async_loader.lifecycle import Deadline
 
 
-class Answering(Protocol):
-    """A connection, as far as `AnswerDeadline` needs it."""
-
-    @property
-    def answers_s(self) -> float:
-        """Seconds after which the other side no longer answers, without a sign of life."""
-
-
 class AnswerDeadline(Deadline):
     """Passes with a call's own time, or later where the feeder lives: its answer is on its way.
 
     Parameters
     ----------
-    connection : Answering
+    connection : Connection
     own_s : float | None
         How long the feeder may wait; 0: it answers at once, and has ``grace_s``.
     grace_s : float
         How long the answer may take on top, as long as the feeder answers.
     """
 
-    __slots__ = ("_connection", "_last")
-
-    def __init__(self, connection: Answering, own_s: float | None, grace_s: float) -> None:
+    def __init__(self, connection: Any, own_s: float | None, grace_s: float) -> None:
         super().__init__(own_s or (None if own_s is None else grace_s))
         self._last = Deadline(None if own_s is None else own_s + grace_s)
         self._connection = connection
@@ -48,7 +38,7 @@ class AnswerDeadline(Deadline):
         return own if own is None or own > 0 else self._late_s()
 
     def _late_s(self) -> float:
-        return min(self._last.left_or_inf(), self._connection.answers_s)
+        return float(min(self._last.left_or_inf(), self._connection.answers_s))
 
     @property
     def expired(self) -> bool:
@@ -114,12 +104,23 @@ class Calls:
             self.pending[call.sequence] = self.unsent[call.sequence] = call
         wake()
 
-    def forget(self, calls: Iterable[Call]) -> None:
-        """Drop requests that no thread waits for."""
+    def forget(self, call: Call) -> None:
+        """Drop a request that no thread waits for."""
         with self.lock:
-            for call in calls:
-                self.pending.pop(call.sequence, None)
-                self.unsent.pop(call.sequence, None)
+            self.pending.pop(call.sequence, None)
+            self.unsent.pop(call.sequence, None)
+
+    def settle(
+        self,
+        call: Call,
+        reply: Message | None = None,
+        error: AsyncLoaderError | OSError | None = None,
+    ) -> None:
+        """End a request, with its answer or an error."""
+        call.reply, call.error = reply, error
+        self.forget(call)
+        self.news.ring()
+        call.done()
 
     def send_again(self) -> None:
         """There is a new session: send all that is not answered."""
@@ -138,15 +139,7 @@ class Calls:
                 if one.body.TYPE is Type.DRAIN and one.sequence not in self.unsent
             ]
         for call in asked:
-            call.reply = message
-        self.forget(asked)
-        self.news.ring()
-
-    def fail(self, call: Call, error: AsyncLoaderError) -> None:
-        """Answer a request with an error."""
-        self.forget([call])
-        call.error = error
-        self.news.ring()
+            self.settle(call, message)
 
     def is_answer(self, plane: Plane, message: Message) -> bool:
         """Return whether the sequence is that of a request.
@@ -170,9 +163,6 @@ class Calls:
         if call is None:
             return  # it was given up meanwhile
         if isinstance(body, Error):
-            call.error = error_of(body, address)
+            self.settle(call, error=error_of(body, address))
         else:
-            call.reply = message
-        self.forget([call])
-        self.news.ring()
-        call.done()
+            self.settle(call, message)

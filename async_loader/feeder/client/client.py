@@ -6,11 +6,9 @@ import contextlib
 import threading
 import warnings
 import weakref
-from abc import abstractmethod
 from collections.abc import Mapping
 from multiprocessing import util
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from async_loader.errors import (
     AsyncLoaderError,
@@ -36,7 +34,7 @@ from async_loader.feeder.client.weights import Published
 from async_loader.feeder.client.writer_channel import WriterChannel
 from async_loader.feeder.status import FeederStatus
 from async_loader.feeder.wire import Drain, Status, StatusReply
-from async_loader.lifecycle import Deadline, seconds
+from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.process_hooks import AFTER
 
@@ -44,29 +42,6 @@ if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
 _COUNTED = sorted(ClientStats.COUNTERS - {"sessions"})
-
-
-class ClosedAtExit:
-    """A client as a context manager: it closes itself at the end of the block."""
-
-    @abstractmethod
-    def close(self, timeout_s: float | None = None) -> None:
-        """End."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError:
-            if error is None:  # else it would hide why
-                raise
 
 
 @explain_wrong_attributes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from async_loader.errors import Unsupported
@@ -74,7 +74,7 @@ class Connection(IoThread):
         return self.answer(self.ask(call), deadline)
 
     def ask(self, call: Call) -> Call:
-        """As `call`, without waiting: `answer` or `forget_calls` has to follow.
+        """As `call`, without waiting: `answer` or `forget_call` has to follow.
 
         Requests are sent in their order.
         """
@@ -92,9 +92,9 @@ class Connection(IoThread):
         """Send a request at once, whose answer is of no interest. In the IO thread."""
         self.send(call.plane, call.body, call.number, self.sequence(), call.data)
 
-    def forget_calls(self, calls: Iterable[Call]) -> None:
-        """Drop requests that no thread waits for."""
-        self._calls.forget(calls)
+    def forget_call(self, call: Call) -> None:
+        """Drop a request that no thread waits for."""
+        self._calls.forget(call)
 
     def answer(self, call: Call, deadline: Deadline) -> Message:
         """Wait for the answer to `ask`. Raises as `call`."""
@@ -103,7 +103,7 @@ class Connection(IoThread):
                 lambda: self.answered(call), deadline, lambda: self.no_answer(call.body.TYPE.name)
             )
         finally:
-            self._calls.forget([call])
+            self._calls.forget(call)
         if call.error is not None:
             raise call.error
         assert call.reply is not None

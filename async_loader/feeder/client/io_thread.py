@@ -276,7 +276,7 @@ class IoThread:
                 unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed
-                self._calls.fail(call, error)
+                self._calls.settle(call, error=error)
 
     # -- messages ----------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ class RemotePort:
 
     def cancel(self, pending: RemotePending) -> None:
         """See `Port`."""
-        self._connection.forget_calls([pending.call])
+        self._connection.forget_call(pending.call)
 
     def why(self, pending: RemotePending) -> str:
         """See `Port`."""

@@ -136,9 +136,13 @@ class Sockets:
         self._context.term()
 
     def send(self, plane: Plane, frames: list[Any]) -> None:
-        """Send now, or as soon as possible, in order."""
+        """Send now, or as soon as possible, in order.
+
+        Drops what has no connection any more: it was refused just now, as `cut` will say.
+        """
         # Buffers other than frames are copied: else pyzmq starts a thread of its own for good.
-        self._sockets[plane].send_multipart(frames, zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):
+            self._sockets[plane].send_multipart(frames, zmq.NOBLOCK)
 
     def linger(self) -> None:
         """Let `close` wait a moment for the last messages of the control plane."""

@@ -262,7 +262,7 @@ class RemoteSource:
     def ask_anew(self) -> None:
         """Forget what the feeder has said."""
         if self._totals_call is not None:
-            self._connection.forget_calls([self._totals_call])
+            self._connection.forget_call(self._totals_call)
         self._totals, self._totals_call, self._totals_at = None, None, -math.inf
 
     def listen(self, batch_size: int, bell: EventFd | None) -> None:

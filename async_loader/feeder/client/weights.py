@@ -64,14 +64,15 @@ class Packed(NamedTuple):
 
 def packed(name: str, tensors: Mapping[str, Any]) -> Packed:
     """Copy weights. Raises SchemaError, ConfigError."""
+    arrays, bfloat16 = dict[str, npt.NDArray[Any]](), set[str]()
     for key, value in tensors.items():
-        _check(key, value)
-    tensors = {str.__str__(key): value for key, value in tensors.items()}
-    bfloat16 = {key for key, value in tensors.items() if torch_tensors.is_bfloat16(value)}
-    arrays = {
-        key: _array(key, torch_tensors.to_bits(value) if key in bfloat16 else value)
-        for key, value in tensors.items()
-    }
+        if (fault := name_fault(key)) is not None:
+            raise SchemaError(f"the name of tensor {fault}")
+        key = str.__str__(key)
+        if torch_tensors.is_bfloat16(value) and torch_tensors.is_dense(value):
+            bfloat16.add(key)
+            value = torch_tensors.to_bits(value)
+        arrays[key] = _array(key, value)
     whole = memoryview(bytes_of(arrays))
     if not whole.nbytes:
         raise ConfigError(
@@ -104,8 +105,22 @@ def publish(
     first = connection.session.opened
     while True:
         session = connection.session.opened
+        most = _part_bytes(connection)
         try:
-            said = _send(connection, name, version, *weights, deadline)
+            for at in range(0, weights.whole.nbytes, most):  # there is one at least
+                body = Publish(
+                    name=name,
+                    version=version,
+                    total_bytes=weights.whole.nbytes,
+                    offset=at,
+                    specs=weights.specs if not at else (),
+                )
+                part = weights.whole[at : at + most]
+                reply = connection.call(Call(body, data=part), deadline).body
+                assert isinstance(reply, WirePublished)
+                said = reply
+                if not said.newest:
+                    break
         except Exception:
             # A restarted server does not have the first parts: begin again.
             if connection.session.opened == session or deadline.expired:
@@ -115,32 +130,6 @@ def publish(
         if again and (said.run, said.version) == (connection.client, version):
             return WirePublished(newest=True)  # the answer to its last part was lost
         return said
-
-
-def _send(
-    connection: Connection,
-    name: str,
-    version: int,
-    specs: tuple[TensorSpec, ...],
-    whole: memoryview,
-    deadline: Deadline,
-) -> WirePublished:
-    """Send all parts; stop after a refusal."""
-    most, said = _part_bytes(connection), WirePublished(newest=True)
-    for at in range(0, whole.nbytes, most):
-        body = Publish(
-            name=name,
-            version=version,
-            total_bytes=whole.nbytes,
-            offset=at,
-            specs=specs if not at else (),
-        )
-        reply = connection.call(Call(body, data=whole[at : at + most]), deadline).body
-        assert isinstance(reply, WirePublished)
-        said = reply
-        if not said.newest:
-            break
-    return said
 
 
 def latest(
@@ -190,25 +179,11 @@ def _part_bytes(connection: Connection) -> int:
     return max(1, min(PART_BYTES, connection.limits.message_bytes // 2))
 
 
-def _check(key: object, value: object) -> None:
-    """Raise SchemaError for a name that cannot be sent, and a tensor without numbers in memory."""
-    fault = name_fault(key)
-    if fault is not None:
-        raise SchemaError(f"the name of tensor {fault}")
-    if torch_tensors.is_tensor(value) and not torch_tensors.is_dense(value):
-        raise SchemaError(f"tensor {key!r} is {torch_tensors.unheld(value)}")
-
-
 def _array(name: str, value: object) -> npt.NDArray[Any]:
     array = torch_tensors.as_array(value)
     if array is None:
-        if torch_tensors.is_masked(value):
-            raise SchemaError(f"tensor {name!r} is {torch_tensors.unheld(value)}")
-        kind = getattr(value, "dtype", type(value).__name__)
-        raise SchemaError(
-            f"tensor {name!r} is {kind}, which cannot travel: give an array or tensor of a dtype "
-            "that numpy has"
-        )
+        text = f"{type(value).__name__}, which cannot travel: give an array or tensor"
+        raise SchemaError(f"tensor {name!r} is {torch_tensors.unheld(value) or text}")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     return np.asarray(array)

@@ -21,7 +21,7 @@ from async_loader.feeder.client.row_packer import (
 )
 from async_loader.feeder.client.writer_channel import WriterChannel, WriterPhase
 from async_loader.feeder.wire import FINAL, MESSAGE_BYTES, SHOWN
-from async_loader.lifecycle import Deadline, seconds
+from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import (
     by_name,
     explain_wrong_attributes,
@@ -38,7 +38,7 @@ from async_loader.table import Streams
 
 
 @explain_wrong_attributes
-class RemoteWriter:
+class RemoteWriter(ClosedAtExit):
     """Appends steps to a table of a feeder: a `async_loader.table.Writer`.
 
     Made by `TableClient.writer`.
@@ -389,16 +389,6 @@ class RemoteWriter:
             return
         self._connection.check()
         self._channel.close(deadline)
-
-    def __enter__(self) -> RemoteWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self.close()
-        except AsyncLoaderError:
-            if not any(_):  # else it would hide why
-                raise
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self._timeout_s if timeout_s is None else timeout_s)

@@ -65,26 +65,6 @@ class PeerConnection:
         Whether it has carried a message of a session.
     """
 
-    __slots__ = (
-        "_ends",
-        "_epoll",
-        "_out",
-        "_put",
-        "_sent",
-        "connection",
-        "deaf",
-        "ended",
-        "ends_at",
-        "known",
-        "leaving",
-        "listed",
-        "mask",
-        "paused",
-        "plane",
-        "refusals",
-        "sock",
-    )
-
     def __init__(self, sock: socket.socket, plane: Any, connection: Connection) -> None:
         self.sock, self.plane, self.connection = sock, plane, connection
         self.known = self.listed = self.paused = self.deaf = self.ended = self.leaving = False
@@ -198,10 +178,13 @@ class PeerConnection:
     def _send(self, parts: Sequence[Any], nbytes: int) -> None:
         if self.deaf:
             return
-        try:
-            self._try_to_send(parts, nbytes)
-        except OSError:
-            self._hang_up()
+        waits = bool(self._out)
+        if nbytes <= _JOINED:
+            parts = [b"".join(parts)]
+        self._out.extend(view for part in parts if (view := memoryview(part).cast("B")))
+        self._put += nbytes
+        if not waits:
+            self.flush()
 
     def _hang_up(self) -> None:
         """Send nothing any more. What the peer sent before can still be read, and then its end."""
@@ -209,31 +192,6 @@ class PeerConnection:
         self._out.clear()
         self._ends.clear()
         self._sent = self._put
-
-    def _try_to_send(self, parts: Sequence[Any], nbytes: int) -> None:
-        sent = 0
-        if not self._out:
-            if nbytes <= _JOINED:
-                parts = parts if len(parts) == 1 else [b"".join(parts)]
-                with contextlib.suppress(BlockingIOError, InterruptedError):
-                    sent = self.sock.send(parts[0], _FLAGS)
-            elif len(parts) <= _AT_ONCE:
-                with contextlib.suppress(BlockingIOError, InterruptedError):
-                    sent = self.sock.sendmsg(parts, (), _FLAGS)
-        self._put += nbytes
-        self._sent += sent
-        if sent == nbytes:
-            return
-        begun = bool(self._out)
-        for part in parts:
-            view = memoryview(part).cast("B")
-            if sent >= len(view):
-                sent -= len(view)
-                continue
-            self._out.append(view[sent:])
-            sent = 0
-        if not begun:
-            self.flush()
 
     def flush(self) -> bool:
         """Send what waits; return whether all of it was sent."""

@@ -111,12 +111,6 @@ class Streamer(TransferThread):
         self._meeting = threading.Lock()
         self._over = False
 
-    @property
-    def pinned(self) -> bool | None:
-        """Whether copies come from page-locked slots; ``None`` before the first slot."""
-        rings = list(self._rings.values())
-        return rings[-1][1] is not None if rings else None
-
     def open(self) -> None:
         self._backend.open()
 
@@ -172,7 +166,11 @@ class Streamer(TransferThread):
         ):
             if name in self._host_fields or any(map(is_ignored, name.split("."))):
                 values.append(tensors.copied(value))
-            elif _movable(value):
+            elif (
+                tensors.is_tensor(value)
+                and value.device.type == "cpu"
+                and value.layout is tensors.loaded_torch().strided
+            ):
                 blocks.append(self._backend.upload_leaf(value))
                 values.append(blocks[-1])
             else:
@@ -229,22 +227,16 @@ class Streamer(TransferThread):
         """
         with self._turn:
             self._over = True
-        self._synchronize()
-        self._unregister()
-        self._in_flight.clear()
-        self._by_consumer.clear()
-
-    def _synchronize(self) -> None:
         for copy in (*self._in_flight, *self._by_consumer):
             if copy.event is None:
                 raise Broken(
                     "a copy was started that nothing can be told about: its slot stays taken"
                 )
             self._backend.synchronize(copy.event)
-
-    def _unregister(self) -> None:
         while self._rings:
             self._give_back(self._rings.popitem()[1][1])
+        self._in_flight.clear()
+        self._by_consumer.clear()
 
     # -- the consumer's thread ---------------------------------------------------------------------
 
@@ -324,11 +316,3 @@ def _idle(ring: SlotRing) -> bool:
     A ring in use may be idle for a moment too: then it is page-locked again.
     """
     return ring.free + ring.retired >= ring.count
-
-
-def _movable(value: object) -> bool:
-    if not tensors.is_tensor(value):
-        return False
-    import torch
-
-    return bool(value.device.type == "cpu" and value.layout == torch.strided)

@@ -44,7 +44,7 @@ class SharedTable(Inserter):
         self.check_open()
         if not self.ready:
             return {"index": np.empty(0, np.int64)}
-        return self.these(ids, view)
+        return self.these(ids, self.read_plan(view))
 
     def update_priorities(
         self, index: object, priority: object, view: View | None = None

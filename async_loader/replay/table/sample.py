@@ -226,9 +226,8 @@ class TableSampler(TableState):
             reader.replace(ids, gone, window, rng)
         return window.fields
 
-    def these(self, ids: Ids, view: View | None) -> dict[str, Any]:
+    def these(self, ids: Ids, read_plan: ReadPlan) -> dict[str, Any]:
         """Read steps by id, in their order. Ids that are gone are left out."""
-        read_plan = self.read_plan(view)
         with self.lock:
             self.check_open()
             self.catch_up()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thread_rig import Feeder
+from thread_rig import serving
 
 from async_loader import (
     AsyncDataLoader,
@@ -19,22 +16,8 @@ from async_loader import (
     Uniform,
     tree,
 )
-from async_loader.feeder import connect
-from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.goal_rig import LINKED, MOVES, STORED, VIEWS, Episodes, ended_at, play, reward_of
-
-
-@contextlib.contextmanager
-def serving(buffer, memory=True, **limits):
-    """A client of a feeder with one table."""
-    with tempfile.TemporaryDirectory() as folder:
-        feeder = Feeder(folder, {"t": buffer}, memory, limits=LimitSettings(**limits))
-        try:
-            with connect(feeder.address) as client:
-                yield client
-        finally:
-            feeder.close()
 
 
 def arrays_of(batch):

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import tempfile
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from thread_rig import Feeder
+from thread_rig import Feeder, serving
 
 from async_loader import AsyncDataLoader, Prioritized, ReplayBuffer, Sequences, Uniform
 from async_loader.errors import ConfigError, NotEnoughData
 from async_loader.feeder import connect
 from async_loader.feeder.client.batch_structure import SERVER_BITS
 from async_loader.feeder.client.row_packer import StreamNumbers
-from async_loader.feeder.settings import LimitSettings
 from async_loader.lifecycle import Deadline, Patience
 from tests.sequence_rig import LINKED, MOVES, PLAIN, VIEWS, Episodes, play
-
-
-@contextlib.contextmanager
-def serving(buffer, memory=True, **limits):
-    """A client of a feeder with one table."""
-    with tempfile.TemporaryDirectory() as folder:
-        feeder = Feeder(folder, {"t": buffer}, memory, limits=LimitSettings(**limits))
-        try:
-            with connect(feeder.address) as client:
-                yield client
-        finally:
-            feeder.close()
 
 
 @contextlib.contextmanager

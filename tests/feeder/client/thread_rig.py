@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import threading
 
+from async_loader.feeder import connect
 from async_loader.feeder.server import Server
-from async_loader.feeder.settings import ServiceSettings
+from async_loader.feeder.settings import LimitSettings, ServiceSettings
 from async_loader.feeder.wire import Plane
 
 
@@ -37,3 +40,15 @@ class Feeder:
             self.server.stop()
             self._thread.join()
         self.server.__dict__.clear()  # pytest keeps it until after it was looked at what is left
+
+
+@contextlib.contextmanager
+def serving(buffer, memory=True, **limits):
+    """A client of a feeder with one table."""
+    with tempfile.TemporaryDirectory() as folder:
+        feeder = Feeder(folder, {"t": buffer}, memory, limits=LimitSettings(**limits))
+        try:
+            with connect(feeder.address) as client:
+                yield client
+        finally:
+            feeder.close()
