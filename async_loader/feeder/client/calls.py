@@ -55,7 +55,7 @@ class AnswerDeadline(Deadline):
         return super().expired and self._late_s() <= 0.0
 
 
-_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY)
+_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY, Type.ROLLOUTS_REPLY)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
@@ -161,7 +161,7 @@ class Calls:
         if message.number not in (0, call.number):  # for another reader
             return False
         if isinstance(body, Error):
-            return body.code != ErrorCode.TIMEOUT
+            return body.code != ErrorCode.TIMEOUT or call.body.TYPE is Type.ROLLOUTS
         return message.type in _ANSWERS
 
     def answer(self, message: Message, address: str) -> None:

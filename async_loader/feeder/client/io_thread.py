@@ -197,6 +197,8 @@ class IoThread:
             self._failure = self._failure or failure
         for channel in list(self._channels.values()):
             channel.end(self._failure)
+        for call in list(self._calls.pending.values()):
+            call.done()  # its error is the failure
         self.news.ring()
 
     def _round(self) -> None:

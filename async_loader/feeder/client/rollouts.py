@@ -1,0 +1,231 @@
+"""A table of rollouts of a feeder: each call of `Rollouts` is a message and its answer."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from async_loader.errors import CannotSend, ConfigError, Timeout
+from async_loader.feeder.arrays import packed, unpacked
+from async_loader.feeder.client.arguments import save_path
+from async_loader.feeder.client.calls import AnswerDeadline, Call
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.table import Client
+from async_loader.feeder.plain_values import plain_of
+from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
+from async_loader.lifecycle import Deadline, seconds
+from async_loader.replay.samplers import Sampler
+from async_loader.rollouts.batches import memory
+from async_loader.rollouts.methods import RolloutMethods
+from async_loader.rollouts.requests import Answer, Arrays
+from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.source import RolloutSource
+
+_BESIDE = 1 << 20
+"""Bytes of a call beside its arrays."""
+_EXPLAIN_S = 2.0
+_COPIED = 64 << 10
+"""Bytes of an answer that lies in zmq's memory otherwise."""
+_NONE: Mapping[str, Any] = {}
+
+
+class RemotePending:
+    """A call that was sent, or will be."""
+
+    def __init__(self, connection: Connection, call: Call, wait_s: float | None) -> None:
+        self._connection, self.call, self.wait_s = connection, call, wait_s
+
+    @property
+    def over(self) -> bool:
+        """See `Pending`."""
+        return self._connection.answered(self.call)
+
+    def take(self) -> Answer:
+        """See `Pending`. Of a large answer, the first part alone."""
+        if self.call.error is not None:
+            raise self.call.error
+        assert self.call.reply is not None
+        body = self.call.reply.body
+        assert isinstance(body, RolloutsReply)
+        return body.answer, unpacked(body.specs, self.call.reply.data)
+
+
+class RemotePort:
+    """Asks a feeder. After a reconnect calls are sent again: each has its effect once.
+
+    A feeder that has restarted from a save is told first which prompts were trained since.
+
+    Parameters
+    ----------
+    connection : Connection
+    name : str
+        Of the table.
+    timeout_s : float
+        For a call that does not wait for the table.
+    """
+
+    keeps = False
+
+    def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
+        self._connection, self._name = connection, name
+        self.timeout_s: float | None = timeout_s
+        self._grace_s = timeout_s
+        self.most_bytes = connection.limits.message_bytes - _BESIDE
+        self.sources: weakref.WeakSet[RolloutSource] = weakref.WeakSet()
+        self._server = connection.servers
+        self._told: list[Call] = []
+
+    def ask(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] = _NONE,
+        arrays: Arrays = _NONE,
+        *,
+        wait_s: float | None = None,
+        wake: Callable[[], object] | None = None,
+    ) -> RemotePending:
+        """See `Port`."""
+        specs, data = packed(arrays)
+        if data is not None and len(data) > self.most_bytes:
+            raise ConfigError(
+                f"{name} takes {len(data):,} bytes, a call {self.most_bytes:,}: give less at a time"
+            )
+        body = Rollouts(
+            table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s
+        )
+        call = Call(body, Plane.PULL, data=data, ready=self._ready, done=wake or bool)
+        return RemotePending(self._connection, self._connection.ask(call), wait_s)
+
+    def _ready(self) -> bool:
+        """Whether a call may be sent. In the IO thread."""
+        connection = self._connection
+        if connection.servers != self._server and connection.is_open:
+            self._server = connection.servers
+            keys = [list(key) for one in list(self.sources) for key in one.trained]
+            version = max((one.version for one in list(self.sources)), default=0)
+            arguments = {"keys": keys, "version": version}
+            connection.send_first(
+                Call(Rollouts(table=self._name, call="trained", arguments=arguments), Plane.PULL)
+            )
+        return connection.is_open
+
+    def answer(self, pending: RemotePending, timeout_s: float | None = None) -> Answer:
+        """See `Port`."""
+        connection, wait_s = self._connection, pending.wait_s
+        if wait_s is not None:
+            deadline: Deadline = AnswerDeadline(connection, wait_s, self._grace_s)
+        else:
+            deadline = Deadline(timeout_s)
+        reply = connection.answer(pending.call, deadline)
+        body = reply.body
+        assert isinstance(body, RolloutsReply)
+        have = 0 if reply.data is None else len(reply.data)
+        total = body.total or have
+        if total < _COPIED:
+            return pending.take()
+        whole = memory(total)  # warm, and of this process: zmq's is new, and read-only
+        whole[:have] = np.frombuffer(reply.data, np.uint8)
+        while have < total:
+            arguments = {"key": body.key, "offset": have}
+            rest = Call(Rollouts(table=self._name, call="rest", arguments=arguments), Plane.PULL)
+            part = connection.call(rest, Deadline(self.timeout_s)).data
+            whole[have : have + len(part)] = np.frombuffer(part, np.uint8)
+            have += len(part)
+        return body.answer, unpacked(body.specs, whole)
+
+    def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `Port`."""
+        self._told = [one for one in self._told if not self._connection.answered(one)]
+        self._told.append(self.ask(name, arguments).call)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until what was told has arrived."""
+        for call in self._told:
+            self._connection.answer(call, deadline)
+
+    def cancel(self, pending: RemotePending) -> None:
+        """See `Port`."""
+        self._connection.forget_calls([pending.call])
+
+    def why(self, pending: RemotePending) -> str:
+        """See `Port`."""
+        return f"rollouts of table {self._name!r} ({self._connection.state()})"
+
+    def explain(self, pending: RemotePending) -> str:
+        """See `Port`."""
+        try:
+            answer, _ = self.answer(self.ask("waits"), self.timeout_s)
+        except Timeout:
+            return self.why(pending)
+        return f"{answer['why'] or 'its turn'} (of table {self._name!r})"
+
+    def due_s(self) -> float:
+        """See `Port`: the feeder looks; a long wait asks it for the reason."""
+        return _EXPLAIN_S
+
+    def look(self) -> None:
+        """See `Port`."""
+
+
+class RolloutsClient(RolloutMethods):
+    """One table of rollouts of a feeder. Made by `Client.table`.
+
+    Threads: any.
+    """
+
+    def __init__(self, client: Client, connection: Connection, name: str, port: RemotePort) -> None:
+        self._client, self._connection, self.name = client, connection, name
+        self._port = port
+        self._sources = port.sources
+        self._known: GroupSchema | None = None
+
+    @property
+    def group_schema(self) -> GroupSchema:
+        """The fields."""
+        if self._known is None:
+            self._known = GroupSchema.from_plain(self._about()["schema"])
+        return self._known
+
+    def _about(self) -> Mapping[str, Any]:
+        return self._ask("about")[0]
+
+    def _sampler(self, sampler: Sampler | None) -> Any:
+        return None if sampler is None else plain_of(sampler)
+
+    def __repr__(self) -> str:
+        return f"<RolloutsClient {self.name!r} of {self._connection.address}>"
+
+    def __reduce__(self) -> Any:
+        address = self._connection.address
+        text = f"say connect({address!r}).table({self.name!r}) there"
+        raise CannotSend(f"a client's table stays in its process: {text}")
+
+    def publish(self, version: int) -> None:
+        """There is a newer policy, whose weights go another way than by `Client.publish`."""
+        self._settle(hold=True)
+        self._ask("publish", version=int(version))
+
+    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
+        """Save in the feeder; what this process was given is trained. Return the bytes.
+
+        ``path``: as for other tables of a feeder.
+        """
+        self.settle()
+        there = save_path(path, self._client.owns_feeder)
+        return int(self._wait("save", there, timeout_s)["nbytes"])
+
+    def load(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> None:
+        """Go on from a `save`, in the feeder."""
+        self._wait("load", save_path(path, self._client.owns_feeder), timeout_s)
+
+    def _wait(self, call: str, path: str, timeout_s: float | None) -> dict[str, Any]:
+        own = self._port.timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+        answer, _ = self._port.answer(self._port.ask(call, {"path": path}), own)
+        return answer
+
+    def close(self) -> None:
+        """Nothing to do: the client has the connection."""
