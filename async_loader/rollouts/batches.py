@@ -163,7 +163,7 @@ def padded(
     batch : dict of arrays
     schema : Rollouts | dict
     value : number | dict of str to number
-        Behind the end of each member.
+        Behind the end of each member; ``mask`` is False there.
     multiple : int
         The length is a multiple of it, so that fewer shapes are compiled.
     length : int, optional
@@ -182,10 +182,10 @@ def padded(
         raise SchemaError(f"length={wide}: the longest member has {longest}, raise it")
     inside = np.arange(wide) < lengths[:, None]
     made = dict(batch)
+    fillers = value if isinstance(value, Mapping) else dict.fromkeys(known.ragged, value)
     for name in (*known.ragged, "mask"):
         if name in batch:
-            values = np.asarray(batch[name])
-            filler = value.get(name, 0) if isinstance(value, Mapping) else value
+            values, filler = np.asarray(batch[name]), fillers.get(name, 0)
             one = np.full((len(lengths), wide, *values.shape[1:]), filler, values.dtype)
             one[inside] = values
             made[name] = one

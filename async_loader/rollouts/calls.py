@@ -99,8 +99,8 @@ def claim(
     return calls.claims.claim(request.client, task, most, done, (loop, turn))
 
 
-def unclaim(calls: Requests, request: Request, members: list[Any]) -> Found:
-    calls.claims.give_back(request.client, members)
+def unclaim(calls: Requests, request: Request, members: list[Any], done: list[Any]) -> Found:
+    calls.claims.give_back(request.client, members, done)
     return {}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,9 +111,11 @@ class Claims:
             ]
             queue.ids.extend(wanted)
 
-    def give_back(self, client: Hashable, ids: Iterable[int] | None = None) -> None:
-        """Return members that a client has claimed and not used."""
-        wanted = None if ids is None else set(ids)
+    def give_back(
+        self, client: Hashable, ids: Iterable[int] | None = None, done: Collection[int] = ()
+    ) -> None:
+        """Return members that a client has claimed and not used, and forget those that are done."""
+        wanted = None if ids is None else {*ids, *done}
         if wanted is None:
             self._last = {key: one for key, one in self._last.items() if key[0] != client}
         for queue in self.queues.values():
@@ -124,5 +126,6 @@ class Claims:
             ]
             for number in back:
                 del queue.claimed[number]
-                queue.ids.appendleft(number)
+                if number not in done:
+                    queue.ids.appendleft(number)
                 self.table.changed = True

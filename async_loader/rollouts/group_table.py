@@ -64,11 +64,13 @@ class GroupTable(SlotTable):
             and none can be given back. ``{"next": True}``: the prompt is under way elsewhere.
         """
         self.note_limit(name, limit, over)
-        if number is not None:
-            self.note_prompt(name, of, number, value)
         for group in self.groups.values():
             if (group.owner, group.ticket) == of and group.state is State.RESERVED:
                 return self._reserved(group)
+        if number == NEXT and self.free <= 0:  # a call that gives up leaves no prompt behind
+            return None
+        if number is not None:
+            self.note_prompt(name, of, number, value)
         sequence = number is None and not over
         prompt = self.next_prompt(name, sequence) if self.free > 0 else None
         if prompt is not None:

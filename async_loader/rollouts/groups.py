@@ -160,10 +160,11 @@ class OpenGroup:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.abort(kind.__name__)
+        try:
+            if kind is None:
+                self.commit()
+        finally:
+            self.abort("no commit" if kind is None else kind.__name__)
 
     def _parts(self) -> list[tuple[dict[str, Any], dict[str, Array]]]:
         """Return what is sent: arguments and arrays, each within the bytes of a call."""

@@ -246,10 +246,11 @@ class ProducerMethods:
                 pending = port.ask(
                     "claim", {**task, "done": done, "turn": next(turns)}, wait_s=timeout_s
                 )
+                done = []
                 head, arrays = port.answer(pending, timeout_s)
                 if "end" in head:
                     return
-                done, open_ = [], list(head["members"])
+                open_ = list(head["members"])
                 fields: list[dict[str, Array]] = [{} for _ in open_]
                 for key, value in arrays.items():
                     place, _, field = key.partition(".")
@@ -259,5 +260,5 @@ class ProducerMethods:
                     open_.remove(one)
                     done.append(one)
         finally:
-            if open_:
-                port.drop("unclaim", {"members": open_})
+            if open_ or done:
+                port.drop("unclaim", {"members": open_, "done": done})

@@ -71,6 +71,9 @@ class PromptLedger:
         """
         cursor = self.cursors.setdefault(name, Cursor())
         if number == NEXT:
+            while (name, cursor.next) in self.skipped and of not in self._numbers:
+                self._draw(Prompt(name, cursor.next))
+                cursor.next += 1
             number = self._numbers.setdefault(of, cursor.next)
             if len(self._numbers) > _TICKETS:
                 del self._numbers[next(iter(self._numbers))]

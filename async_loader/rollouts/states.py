@@ -188,7 +188,7 @@ class Group:
         ``whole``: values are those of all members, and are kept without a copy.
         """
         if members is None or whole:
-            self.columns[name], self.lacks[name] = values, 0
+            self.columns[name], self.lacks[name] = np.asarray(values), 0
             self.missing.pop(name, None)
             return
         ragged = name in schema.ragged

@@ -107,6 +107,7 @@ def test_whole_groups_are_added_as_batches_come():
     add(table, range(3), size=2)
     batch = next_of(table.source())
     ids = other.extend(batch, prompts=["a", "b", "c"])
+    assert other.state_dict()["arrays"]["2/column/answer"] == 2
     again = next_of(other.source())
     assert (again["index"] >> 16).tolist() == [one for one in ids for _ in range(2)]
     for name in ("tokens", "offsets", "reward", "answer", "group"):
@@ -126,6 +127,22 @@ def test_a_reservation_waits_for_a_slot_and_says_who_holds_them():
         table.reserve(1, timeout_s=0.01)
     table.delete([0])
     assert table.reserve(1, timeout_s=1).prompt == 1
+    assert table.stats().drawn == 2  # the call that gave up left no prompt behind
+
+
+def test_a_reservation_is_for_no_number_that_was_trained_after_a_save():
+    table = Rollouts(SCHEMA, batch=1)
+    table._ask("trained", keys=[["reserved", 0]], version=0)
+    group = table.reserve("a", timeout_s=1)
+    assert (group.prompt, group.number) == ("a", 1)
+    assert (table.stats().drawn, table.stats().trained) == (2, 1)
+
+
+def test_a_block_whose_members_do_not_fit_gives_the_prompt_back():
+    table = Rollouts(SCHEMA, batch=1)
+    with pytest.raises(SchemaError, match="differ in length"), table.reserve("a") as group:
+        group.append(version=[1], member=group.append(tokens=[1, 2]))
+    assert table.stats().given_back == {"no commit": 1}
 
 
 def test_an_exception_gives_the_prompt_back_once():
@@ -227,6 +244,18 @@ def test_members_come_once_and_come_again_if_the_loop_was_left():
         next(members)
     assert sorted(numbers) == [0, 1, 2]
     assert table.get([0])["reward"].tolist() == [2, 2, 2]
+
+
+def test_members_that_were_used_before_a_loop_was_left_keep_no_other_waiting():
+    table = Rollouts(SCHEMA, batch=1)
+    commit(table, size=4)
+    table.finish()
+    for member in table.members(["tokens"], ["reward"], ahead=4):
+        if member.number == 2:
+            break
+        member.update(reward=1)
+    others = table.members(["tokens"], ["reward"], timeout_s=1)
+    assert sorted(member.number for member in others) == [2, 3]
 
 
 def test_a_late_ragged_field_has_the_length_of_its_member():
@@ -367,6 +396,8 @@ def test_padded_and_jagged_show_the_same_values():
     assert wide["tokens"].shape == (2, 4)
     assert wide["tokens"][0].tolist() == [0, 0, -1, -1]
     assert wide["length"].tolist() == [2, 3]
+    masked = {"offsets": batch["offsets"], "mask": np.ones(5, np.bool_)}
+    assert padded(masked, SCHEMA, value=7)["mask"].sum(1).tolist() == [2, 3]
     nested = jagged({name: torch.from_numpy(one) for name, one in batch.items()}, table)
     assert [len(one) for one in nested["tokens"].unbind()] == [2, 3]
     with AsyncDataLoader(
