@@ -32,10 +32,6 @@ def test_a_meter_splits_its_time_into_work_and_waiting():
     assert stats.busy_fraction == pytest.approx(2 / 3)
 
 
-def test_a_stage_that_has_not_begun_is_not_busy():
-    assert StageStats(0, 0, 0.0, 0.0, 0).busy_fraction == 0.0
-
-
 def share(busy: float) -> StageStats:
     return StageStats(1, 1, busy, 1.0 - busy, 0)
 

@@ -1,10 +1,9 @@
-"""The supported versions, and the script that tests them."""
+"""The supported versions."""
 
 from __future__ import annotations
 
 import configparser
 import re
-import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -40,13 +39,3 @@ def test_the_usual_constraints_are_within_the_bounds():
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         name, version = line.split("==")
         assert parts(version) >= parts(lowest()[name])
-
-
-def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [ROOT / "scripts" / "test", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )

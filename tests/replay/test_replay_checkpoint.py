@@ -392,14 +392,12 @@ def test_a_sampler_of_the_users_own_has_to_be_passed_and_goes_on(tmp_path):
     )
 
 
-@pytest.mark.parametrize("remover", [Fifo(), MinHeap()], ids=["Fifo", "MinHeap"])
-def test_what_an_item_got_in_place_of_a_priority_is_its_own_after_a_load(remover, tmp_path):
+def test_what_an_item_got_in_place_of_a_priority_is_its_own_after_a_load(tmp_path):
     sampler = Prioritized(alpha=1.0, eps=0.0, new_priority="max_now")
-    buffer = ReplayBuffer(10, {"x": np.int64}, sampler=sampler, remover=remover, seed=0)
-    buffer.add({"x": 0}, stream=0, priority=8.0)
-    buffer.update_priorities(np.arange(1), np.full(1, 2.0))
-    buffer.add({"x": 1}, stream=0)
+    buffer = ReplayBuffer(10, {"x": np.int64}, sampler=sampler, remover=MinHeap(), seed=0)
+    buffer.add(x=0, priority=8.0)
+    buffer.update_priorities([0], [2.0])
+    buffer.add(x=1)
     buffer.save(tmp_path)
-    loaded = ReplayBuffer.from_checkpoint(tmp_path)
-    for one in (buffer, loaded):
+    for one in (buffer, ReplayBuffer.from_checkpoint(tmp_path)):
         assert np.bincount(one.sample(400)["index"]).tolist() == [200, 200]
