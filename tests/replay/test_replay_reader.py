@@ -22,11 +22,8 @@ from tests.table_parts import debug_state
 
 CHECKED = {"check": ((400,), np.int64), "number": np.int64, "byte": np.uint8}
 SMALL = {"check": ((16,), np.int64), "number": np.int64, "byte": np.uint8}
-LINKED = {
-    "check": Field((16,), np.int64, stack=3, next="after"),
-    "number": np.int64,
-    "byte": np.uint8,
-}
+LINKED = SMALL | {"check": Field((16,), np.int64, stack=3, next="after")}
+PAIRS = SMALL | {"check": Field((16,), np.int64, next="after")}
 
 
 def checked(first: int, count: int, width: int) -> dict[str, Any]:
@@ -52,7 +49,8 @@ def bad_rows(into: Window) -> int:
 
 def bad_stacks(into: Window) -> int:
     check, number, byte, after, index = into.fields
-    stack = index[:, None, None] + np.arange(-2, 1)[None, :, None]
+    check, after = (one if one.ndim == 3 else one[:, None] for one in (check, after))
+    stack = index[:, None, None] + np.arange(1 - check.shape[1], 1)[None, :, None]
     good = (
         (check == stack).all(axis=(1, 2))
         & (after == stack + 1).all(axis=(1, 2))
@@ -114,8 +112,9 @@ def test_planned_rows_that_are_gone_are_replaced_reproducibly_and_named(one_by_o
     assert ids.tolist() == list(range(50))
 
 
-def test_rows_overwritten_while_they_are_read_are_caught() -> None:
-    buffer = full(64, LINKED)
+@pytest.mark.parametrize("schema", [LINKED, PAIRS], ids=["stacks", "pairs"])
+def test_rows_overwritten_while_they_are_read_are_caught(schema: Any) -> None:
+    buffer = full(64, schema)
     made, done = reader_of(buffer), threading.Event()
     made._short = 0  # so that reading releases the GIL
     ids, seen = np.arange(20, 40), 0
@@ -129,13 +128,13 @@ def test_rows_overwritten_while_they_are_read_are_caught() -> None:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        for _ in range(2000):
+        for _ in range(1000):
             oldest = int(debug_state(buffer).state.table.storage.heads()[:, ID // 8].min())
-            into = window(made.schema, 200)
-            gone = made.fill(np.repeat(oldest + ids, 10), into)
-            kept = np.delete(np.arange(200), gone)
+            into = window(made.schema, 2000)
+            gone = made.fill(np.repeat(oldest + ids, 100), into)
+            kept = np.delete(np.arange(2000), gone)
             assert bad_stacks(Window([field[kept] for field in into.fields])) == 0
-            seen += 0 < len(kept) < 200
+            seen += 0 < len(kept) < 2000
     finally:
         done.set()
         thread.join()
@@ -149,10 +148,11 @@ def test_a_row_that_a_killed_writer_left_half_written_is_not_read() -> None:
     assert made.fill(np.arange(20, 40), window(made.schema, 20)).tolist() == [10]
 
 
+@pytest.mark.parametrize("schema", [LINKED, PAIRS], ids=["stacks", "pairs"])
 def test_a_sample_overtaken_by_the_writer_is_whole_and_drawn_anew(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, schema: Any
 ) -> None:
-    buffer = full(64, LINKED)
+    buffer = full(64, schema)
     buffer.sample(1)
     read, laps = ReplayReader._run, []
 

@@ -313,6 +313,11 @@ class BatchScheduler:
                 found.put(reader.kind, batch)
         return found
 
+    def unused_rows(self) -> int:
+        """Return how many rows `unused` has, without a copy of them."""
+        leased = (one.rows for reader in self._readers for one in reader.leases.values())
+        return len(self._returned) + sum(leased)
+
     def forget_rows(self, returned: RequeuedRows | None = None) -> None:
         """Drop returned rows, and those with learners: the table was cleared or loaded."""
         self._returned = returned or RequeuedRows()

@@ -278,8 +278,8 @@ class TableSaves:
         return shared_table(self.buffer).steps_had
 
     def _counts(self) -> tuple[int, ...]:
-        stats, unused = self.buffer.stats(), self.entry.scheduler.unused()
-        return self._steps_had, stats.sampled, stats.deleted, len(unused)
+        stats, unused = self.buffer.stats(), self.entry.scheduler.unused_rows()
+        return self._steps_had, stats.sampled, stats.deleted, unused
 
     def begin(self, entry: TableEntry) -> None:
         """Let the loop's entry of the table go on where the save ends."""

@@ -158,6 +158,20 @@ def _row_of(g: Any, rows: Any, ids: Any, i: int) -> int:
     return rows[i] if len(rows) else ids[i] % g[ROWS]
 
 
+@kernel(inline=True, always=True)
+def _look(g: Any, rows: Any, ids: Any, i: int, base: int, stride: int) -> Any:
+    """Return the row of item ``i``, its address, id and version, and whether it can be read. Fills
+    in the id of an item that is given by its row.
+    """
+    row = _row_of(g, rows, ids, i)
+    address = base + row * stride
+    if len(rows):
+        ids[i] = load(address + ID) - 1
+    name, stamp = ids[i], load(address + FLAGS)
+    there = name >= 0 and holds(address, name) and stamp & (VERSION_ONE | FINAL) == 0
+    return row, address, name, stamp, there
+
+
 @kernel(inline=True)
 def _read_single(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: Any) -> int:
     base, stride, gone = g[BASE], g[STRIDE], 0
@@ -166,13 +180,7 @@ def _read_single(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: An
             fetch(base + _row_of(g, rows, ids, i + AHEAD) * stride, stride)
         if i < 0:
             continue
-        row = _row_of(g, rows, ids, i)
-        address = base + row * stride
-        if len(rows):
-            ids[i] = load(address + ID) - 1
-        name = ids[i]
-        stamp = load(address + FLAGS)
-        there = name >= 0 and holds(address, name) and stamp & (VERSION_ONE | FINAL) == 0
+        row, address, name, stamp, there = _look(g, rows, ids, i, base, stride)
         if there:
             get_row(fields, i, row, block)
             after_loads()
@@ -194,12 +202,8 @@ def _read_pairs(g: Any, rows: Any, ids: Any, fields: Any, block: int, taken: Any
             _fetch_linked(g, _row_of(g, rows, ids, i + AHEAD), 0, 1)
         if i < 0:
             continue
-        row = _row_of(g, rows, ids, i)
-        address = base + row * stride
-        if len(rows):
-            ids[i] = load(address + ID) - 1
-        name, stamp, after = ids[i], load(address + FLAGS), load(address + NEXT)
-        there = name >= 0 and holds(address, name) and stamp & (VERSION_ONE | FINAL) == 0
+        row, address, name, stamp, there = _look(g, rows, ids, i, base, stride)
+        after = load(address + NEXT)
         if after < 0:  # it terminated without an observation after it
             there = there and stamp & TERMINATED != 0
             after = name
