@@ -127,6 +127,7 @@ class Requests:
             self.table.changed = False
             for request in list(self.requests):
                 self._try(request)
+            self.table.expire(now)
         for request in [one for one in self.requests if one.until <= now]:
             seconds = request.until - request.since
             request.error = Timeout(f"{seconds:g} s have passed while waiting for {request.why}")

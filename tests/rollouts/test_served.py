@@ -72,7 +72,7 @@ def test_processes_share_a_table(client):
 def test_a_wait_names_what_it_waits_for(client):
     table = client.table("math")
     commit(table)
-    with pytest.raises(Timeout, match="2 groups: 0 are there, 1 lack fields"):
+    with pytest.raises(Timeout, match="2 groups: 0 are there, 1 lack reward"):
         next_of(table.source(needs=["reward"]), 0.05)
     for prompt in range(3):
         commit(table, prompt)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ from async_loader.feeder.client.table import Client
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
 from async_loader.lifecycle import Deadline, seconds
+from async_loader.name_hints import stacklevel
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.rollouts.batches import memory
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
@@ -124,6 +127,8 @@ class RemotePort:
             deadline: Deadline = AnswerDeadline(connection, wait_s, self._grace_s)
         else:
             deadline = Deadline(timeout_s)
+            if timeout_s is None:
+                self._warn_if_long(pending)
         reply = connection.answer(pending.call, deadline)
         body = reply.body
         assert isinstance(body, RolloutsReply)
@@ -140,6 +145,14 @@ class RemotePort:
             whole[have : have + len(part)] = np.frombuffer(part, np.uint8)
             have += len(part)
         return body.answer, unpacked(body.specs, whole)
+
+    def _warn_if_long(self, pending: RemotePending) -> None:
+        """Wait for an answer, for some seconds; then say what it waits for."""
+        try:
+            self._connection.news.until(lambda: pending.over, Deadline(WARN_AFTER_S), str)
+        except Timeout:
+            text = f"waiting for {WARN_AFTER_S:g} s for {self.explain(pending)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
 
     def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
         """See `Port`."""
@@ -171,7 +184,9 @@ class RemotePort:
     def explain(self, pending: RemotePending) -> str:
         """See `Port`."""
         try:
-            answer, _ = self.answer(self.ask("waits"), self.timeout_s)
+            body = pending.call.body
+            name = {"name": body.call} if isinstance(body, Rollouts) else {}
+            answer, _ = self.answer(self.ask("waits", name), self.timeout_s)
         except Timeout:
             return self.why(pending)
         return f"{answer['why'] or 'its turn'} (of table {self._name!r})"
