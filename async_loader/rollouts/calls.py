@@ -68,7 +68,8 @@ def extend(
     sizes, lengths = arrays.pop("sizes"), arrays.pop("lengths")
     columns = {one: (None, values) for one, values in arrays.items()}
     found = calls.table.extend(of, calls.clock(), name, prompts, sizes, columns, lengths)
-    request.why = f"{len(sizes)} of {calls.settings.slots} slots, {calls.table.free} are free: {calls.table.holding()}"
+    slots = f"{calls.settings.slots} slots, {calls.table.free} are free"
+    request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
     return None if found is None else {"groups": found}
 
 

@@ -55,8 +55,9 @@ class ProducerMethods:
 
         The end of the loop's body commits it. If the body raises, or is left by ``break``, the
         prompt is given back, and tried again. The same happens if this process dies, or does not
-        commit within ``deadline_s``. The loop ends when there are no more prompts, and none can be
-        given back.
+        commit within ``deadline_s``. The loop ends when there are no more prompts, and no group of
+        these is being made. What is given back later goes to the next loop, or ends as "no
+        generator" after ``deadline_s``.
 
         Parameters
         ----------

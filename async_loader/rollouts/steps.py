@@ -174,9 +174,7 @@ class Steps:
         if last and not fresh:
             return []
         if len(ready) < settings.batch and not last:
-            alone = (
-                f", for a generator: each is busy or gone, they end in {settings.deadline_s:g} s"
-            )
+            alone = f", for a generator: each is gone, they end in {settings.deadline_s:g} s"
             self.why = (
                 f"{settings.batch} groups: {len(ready)} are there, {table.lacking()}, "
                 f"{table.count(State.RESERVED)} are being made, {len(table.waiting)} prompts wait"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import shutil
 import tempfile
 import threading
@@ -18,6 +19,8 @@ from async_loader.feeder.server import Server
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.rollouts.saving import restore, state_of
+
+EXAMPLES = int(os.environ.get("SERVED_HISTORIES", "12"))
 
 
 class ServedDriver:
@@ -98,7 +101,7 @@ class ServedMachine(RolloutMachine):
 
 def test_no_group_is_lost_doubled_split_over_stale_or_stuck_in_a_feeder():
     chosen = settings(
-        max_examples=12, stateful_step_count=40, deadline=None, database=None,
+        max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
         suppress_health_check=list(HealthCheck), print_blob=False,
     )  # fmt: skip
     run_state_machine_as_test(ServedMachine, settings=chosen)
