@@ -46,6 +46,7 @@ class Round:
         Path(self.folder, "feeder.yaml").write_text(yaml.safe_dump(config))
         self.processes = {}
         self.said = []
+        self.counts = {"lost": 0, "doubled": 0, "stuck": 1}
 
     def start(self, place):
         role = ROLES[place]
@@ -106,6 +107,10 @@ class Round:
             twice = sorted({one for one in trained if trained.count(one) > 1})
             wrong.append(f"prompts {twice} were trained twice")
         kept = {one for one in range(PROMPTS) if one % 5}
+        self.counts = {
+            "lost": len(kept - set(trained)), "doubled": len(trained) - len(set(trained)),
+            "stuck": 0,
+        }  # fmt: skip
         if set(trained) != kept:
             wrong.append(f"prompts {sorted(kept - set(trained))} were not trained: {stats}")
         if stats["drawn"] != PROMPTS or stats["trained"] != len(kept):

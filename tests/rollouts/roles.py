@@ -32,7 +32,7 @@ def generator(client, folder, prompts):
     table = client.table("math")
     for group in table.groups(range(prompts), timeout_s=TIMEOUT_S):
         while group.missing:
-            pause(0.002)
+            pause(0.02)
             tokens = np.full(1 + group.prompt % 5, group.prompt, np.int32)
             group.append(tokens=tokens, version=np.full(len(tokens), group.version))
         group.update(answer=group.prompt)
