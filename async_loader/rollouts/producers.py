@@ -24,10 +24,6 @@ class ProducerMethods:
 
     _port: Port
 
-    @abstractmethod
-    def _about(self) -> Mapping[str, Any]:
-        """Return its settings, and where it stands."""
-
     @property
     @abstractmethod
     def group_schema(self) -> GroupSchema:
@@ -38,6 +34,10 @@ class ProducerMethods:
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         port = self._port
         return port.answer(port.ask(name, arguments, arrays or {}), port.timeout_s)
+
+    def _about(self) -> Mapping[str, Any]:
+        """Return its settings, and where it stands."""
+        return self._ask("about")[0]
 
     # -- generators --------------------------------------------------------------------------------
 

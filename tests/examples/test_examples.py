@@ -27,7 +27,7 @@ def needs(*modules: str) -> None:
 
 
 OURS = {"dqn_atari", "feeder_dqn", "grpo_arithmetic", "ppo_feeder", "r2d2"}
-"""Examples of nothing but the package: without a warning, but of a wait on a machine with a load."""
+"""Examples of nothing but the package: without a warning, but of a long wait under load."""
 
 
 def command(name: str, *options: str, launcher: tuple[str, ...] = ()) -> list[str]:

@@ -112,7 +112,7 @@ class RolloutMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), members=st.integers(1, 3), graded=st.booleans(), late=st.booleans())
     def commit(self, data, members, graded, late):
-        group = data.draw(st.sampled_from(sorted(self.reserved)))
+        group = data.draw(st.sampled_from(list(self.reserved)))
         client, number = self.reserved[group]
         known = self.table.groups.get(group)
         lengths = [(number + m) % 5 for m in range(members)]
@@ -139,7 +139,7 @@ class RolloutMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.reserved)
     @rule(data=st.data())
     def abort(self, data):
-        group = data.draw(st.sampled_from(sorted(self.reserved)))
+        group = data.draw(st.sampled_from(list(self.reserved)))
         client, _ = self.reserved.pop(group)
         self.driver.ask(client, "abort", group=group, reason="aborted")
 

@@ -31,7 +31,7 @@ class ServedDriver:
         self.folder = tempfile.mkdtemp()
         endpoints = {plane: f"ipc://{self.folder}/{plane.value}" for plane in Plane}
         self.server = Server(
-            {}, endpoints, ServiceSettings(silence_s=1e5), rollouts={"math": wanted},
+            {}, endpoints, ServiceSettings(silence_s=1e6), rollouts={"math": wanted},
             clock=lambda: self.now,
         )  # fmt: skip
         self.calls = self.server._rollouts.tables["math"]

@@ -28,7 +28,6 @@ from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.source import RolloutSource
-from async_loader.validation import whole
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -218,9 +217,6 @@ class RolloutsClient(RolloutMethods):
             self._known = GroupSchema.from_plain(self._about()["schema"])
         return self._known
 
-    def _about(self) -> Mapping[str, Any]:
-        return self._ask("about")[0]
-
     def _sampler(self, sampler: Sampler | None) -> Any:
         return None if sampler is None else plain_of(sampler)
 
@@ -231,12 +227,6 @@ class RolloutsClient(RolloutMethods):
         address = self._connection.address
         text = f"say connect({address!r}).table({self.name!r}) there"
         raise CannotSend(f"a client's table stays in its process: {text}")
-
-    def publish(self, version: int) -> None:
-        """There is a newer policy, whose weights go another way than by `Client.publish`."""
-        number = whole("version", version, 0)
-        self._settle(hold=True)
-        self._ask("publish", version=number)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
         """Save in the feeder; what this process was given is trained. Return the bytes.
