@@ -59,7 +59,7 @@ class PlainQueues:
 class TransferQueues:
     """Prompts in a `multiprocessing.Queue`; groups in TransferQueue, by status, which is polled."""
 
-    IDLE_S = 20.0
+    IDLE_S = 12.0
 
     def __init__(self) -> None:
         self.prompts, self.address = SPAWN.Queue(), ""
@@ -240,7 +240,7 @@ ROW = Row(
     "kills",
     f"rollouts: kill -9 at {KILLS} random moments of {PROMPTS} prompts",
     (
-        Metric("lost", "prompts lost", digits=0),
+        Metric("lost", "prompts never trained", digits=0),
         Metric("doubled", "trained twice", digits=0),
         Metric("stuck", "rounds that wait for ever", digits=0),
         Metric("rounds", "rounds", "higher", digits=0),
@@ -255,6 +255,6 @@ ROW = Row(
         Target("no prompt is trained twice", "doubled", 0, OURS),
         Target("no round waits for ever", "stuck", 0, OURS),
     ),
-    seconds=300.0,
+    seconds=240.0,
     repeats=1,
 )
