@@ -65,7 +65,7 @@ class Round:
         try:
             for place in range(len(ROLES)):
                 self.start(place)
-            self.wait_for_steps(1, begun)
+            self.wait_for_a_cut(begun)
             for _ in range(self.kills):
                 time.sleep(self.random.uniform(0.02, 0.6))
                 places = [i for i, role in enumerate(ROLES) if role in self.kinds]
@@ -84,9 +84,10 @@ class Round:
                     process.kill()
                 process.wait()
 
-    def wait_for_steps(self, count, begun):
+    def wait_for_a_cut(self, begun):
+        """A learner that is killed before has nothing to go on from."""
         while time.monotonic() - begun < LIMIT_S / 2:
-            if Path(self.folder, "saves", "math", "cut-1").exists():
+            if Path(self.folder, "ledger.json").exists():
                 return
             time.sleep(0.01)
 

@@ -16,6 +16,7 @@ from async_loader.lifecycle import Deadline, Patience
 from async_loader.rollouts import jagged, micro_batches, padded
 from async_loader.rollouts.balance import micro_batches as share
 from async_loader.rollouts.balance import shares
+from async_loader.rollouts.requests import Requests
 from async_loader.source import END
 
 SCHEMA = {
@@ -289,6 +290,30 @@ def test_members_come_once_and_come_again_if_the_loop_was_left():
     assert table.get([0])["reward"].tolist() == [2, 2, 2]
 
 
+def test_waits_are_woken_and_never_poll(monkeypatch):
+    table, found, looks = Rollouts(SCHEMA, batch=1, max_lag=0), [], []
+    advance = Requests.advance
+    monkeypatch.setattr(Requests, "advance", lambda *args: (looks.append(1), advance(*args)))
+    source = table.source(needs=["reward"])
+    waits = [
+        threading.Thread(
+            target=lambda: next(table.members(["tokens"], ["reward"])).update(reward=1)
+        ),
+        threading.Thread(target=lambda: found.append(next_of(source, 20))),
+    ]
+    for thread in waits:
+        thread.start()
+    while len(table.stats().waiting) < 2:
+        threading.Event().wait(0.001)
+    before = len(looks)
+    threading.Event().wait(0.3)
+    assert len(looks) == before
+    commit(table)
+    for thread in waits:
+        thread.join(10)
+    assert found[0]["reward"].tolist() == [1]
+
+
 def test_members_that_were_used_before_a_loop_was_left_keep_no_other_waiting():
     table = Rollouts(SCHEMA, batch=1)
     commit(table, size=4)
@@ -482,6 +507,32 @@ def test_one_cut_goes_on_without_a_prompt_lost_or_trained_twice(tmp_path):
         table.publish(table.version + 1)
     assert sorted(seen) == list(range(6))
     assert hanging.id not in table.get([hanging.id << 16])
+
+
+def test_restarts_favour_neither_short_nor_long_rollouts():
+    table, seen, loops = Rollouts(SCHEMA, batch=2, max_lag=1), [], []
+
+    def take():
+        loops.append(table.groups(range(8), size=1, timeout_s=5))
+        return next(loops[-1])
+
+    def make(group):
+        n = 9 if group.prompt in (0, 3) else 1
+        group.append(tokens=[0] * n, version=[table.version] * n, reward=1, answer=0)
+        assert group.commit()
+
+    for _ in range(3):  # the long ones are under way at each of these saves
+        for group in [take() for _ in range(4)]:
+            if group.prompt not in (0, 3):
+                make(group)
+        source = table.source()
+        seen += np.diff(next_of(source)["offsets"]).tolist()
+        state, table = table.state_dict(), Rollouts(SCHEMA, batch=2, max_lag=1)
+        table.load_state_dict(state)
+    for _ in range(2):
+        make(take())
+    seen += np.diff(next_of(table.source())["offsets"]).tolist()
+    assert sorted(seen) == [1] * 6 + [9] * 2
 
 
 def test_a_damaged_save_is_named(tmp_path):
