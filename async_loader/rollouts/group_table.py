@@ -272,8 +272,7 @@ class GroupTable(SlotTable):
     def note_fields(self, group: Group) -> None:
         self.changed = True
         self.counts.updates += 1
-        if group.state is State.READY and group.has(self.needs):
-            self.open.pop(group.id, None)
+        self.note_open(group)
 
     def delete(self, groups: Iterable[int]) -> int:
         """End groups that are ready, or kept for replay; return how many."""

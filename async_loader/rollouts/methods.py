@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from async_loader.errors import SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers import Sampler
 from async_loader.rollouts.producers import ProducerMethods
-from async_loader.rollouts.schema import cast_array
+from async_loader.rollouts.schema import Array, cast_array
 from async_loader.rollouts.source import Keep, RolloutSource, checked_learner
 from async_loader.rollouts.states import MEMBER_BITS
 from async_loader.rollouts.stats import RolloutStats
@@ -108,15 +108,10 @@ class RolloutMethods(ProducerMethods):
         learner = checked_learner(
             needs=None if needs is None else list(schema.named("needs", needs)),
             fields=None if fields is None else list(schema.named("fields", fields)),
-            judges=keep is not None,
-            max_times_sampled=max_times_sampled,
-            tokens=tokens,
-            cost=list(cost),
-            overlong=overlong,
-            world_size=world_size,
-            sampler=self._sampler(sampler),
-            rank=rank,
-        )
+            judges=keep is not None, max_times_sampled=max_times_sampled, tokens=tokens,
+            cost=list(cost), overlong=overlong, world_size=world_size,
+            sampler=self._sampler(sampler), rank=rank,
+        )  # fmt: skip
         batch = int(self._about()["batch"])
         source = RolloutSource(self._port, schema, next(_PARTS), learner, rank, keep, batch, self)
         self._sources.add(source)
@@ -178,8 +173,7 @@ class RolloutMethods(ProducerMethods):
                     f"{[len(ids), *field.shape]}; a ragged field is set member by member"
                 )
             arrays[name] = cast_array(name, given, field.dtype)
-        found = self._ask("update", arrays)[0]
-        return Applied(found["applied"], found["stale"])
+        return self._apply("update", arrays)
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
         """Set priorities of groups, by ids of their members: of each group the largest counts."""
@@ -187,14 +181,17 @@ class RolloutMethods(ProducerMethods):
             "index": np.ascontiguousarray(tensors.to_ids(index).reshape(-1)),
             "priority": np.ascontiguousarray(tensors.to_array(priority), np.float64).reshape(-1),
         }
-        found = self._ask("prioritize", arrays)[0]
-        return Applied(found["applied"], found["stale"])
+        return self._apply("prioritize", arrays)
 
     def delete(self, index: Any) -> Applied:
         """End the groups of these members, if they are ready: their slots are free."""
         groups = np.unique(tensors.to_ids(index) >> MEMBER_BITS).tolist()
-        found = self._ask("delete", groups=groups)[0]
-        return Applied(found["applied"], found["stale"])
+        return self._apply("delete", groups=groups)
+
+    def _apply(
+        self, name: str, arrays: Mapping[str, Array] | None = None, **arguments: Any
+    ) -> Applied:
+        return Applied(**self._ask(name, arrays, **arguments)[0])
 
     def get(self, index: Any) -> Batch:
         """Return the groups of these members that are there, as a batch; it changes nothing."""

@@ -107,10 +107,6 @@ class PromptLedger:
                 return prompt
         return None
 
-    def has_more(self, name: str) -> bool:
-        """Whether a prompt of a name waits, or can be drawn."""
-        return not self.cursors[name].over or any(one.name == name for one in self.waiting)
-
     def _draw(self, prompt: Prompt) -> bool:
         """Count a prompt that is drawn for the first time; return whether it is to be tried."""
         self.counts.drawn += 1

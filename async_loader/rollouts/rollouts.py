@@ -149,9 +149,7 @@ class Rollouts(RolloutMethods):
     def save(self, path: str | os.PathLike[str]) -> SaveReport:
         """Write `state_dict` to a folder, in place of an earlier save, or not at all.
 
-        Raises
-        ------
-        OSError, ConfigError
+        Raises OSError, ConfigError.
         """
         folder, begun = Path(path_of("path", path)), time.perf_counter()
         state = self.state_dict()

@@ -81,10 +81,7 @@ def state_of(calls: Requests) -> dict[str, Any]:
 def restore(calls: Requests, state: Mapping[str, Any]) -> None:
     """Replace what a table has by a state; requests that wait go on.
 
-    Raises
-    ------
-    SchemaError
-        The state is of a table with other fields.
+    Raises SchemaError for the state of a table with other fields.
     """
     meta, arrays = state["meta"], state["arrays"]
     if meta["schema"] != calls.settings.schema.plain():
@@ -164,12 +161,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> int:
 def read(folder: Path) -> dict[str, Any]:
     """Return the state in a folder.
 
-    Raises
-    ------
-    CorruptCheckpoint
-        Names the file and the damage.
-    OSError
-        The folder has no save.
+    Raises CorruptCheckpoint, which names the file and the damage; OSError without a save.
     """
     path = folder / FILE
     whole = path.read_bytes()

@@ -116,13 +116,11 @@ class GroupSchema:
         """Return it as plain values, for `from_plain`."""
         return {
             name: {
-                "dtype": one.dtype.name,
-                "shape": list(one.shape),
-                "scope": one.scope,
+                "dtype": one.dtype.name, "shape": list(one.shape), "scope": one.scope,
                 "ragged": isinstance(one, Ragged),
             }
             for name, one in self.fields.items()
-        }
+        }  # fmt: skip
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> GroupSchema:
@@ -148,9 +146,7 @@ class GroupSchema:
     def array(self, name: str, value: object, *, copy: bool = True) -> Array:
         """Return a value of a field, of one member or of the group, as an array of its dtype.
 
-        Raises
-        ------
-        SchemaError
+        Raises SchemaError.
         """
         field = self.fields.get(name)
         if field is None:

@@ -96,8 +96,7 @@ class SlotTable(PromptLedger):
         """Return who holds the slots, in words."""
         counts = {one.value: self.count(one) for one in State}
         said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        late = any(one.state is State.READY for one in self.open.values())
-        return f"{said or 'no'} groups{f', {self.lacking()}' if late else ''}"
+        return f"{said or 'no'} groups, {self.lacking()}"
 
     # -- the moves ---------------------------------------------------------------------------------
 
@@ -109,12 +108,17 @@ class SlotTable(PromptLedger):
             self.holders.pop(group.id, None)
         else:
             self.holders[group.id] = group
-        if state is State.RESERVED or (state is State.READY and not group.has(self.needs)):
+        self.note_open(group)
+        if state is State.ENDED:
+            del self.groups[group.id]
+
+    def note_open(self, group: Group) -> None:
+        """Note whether a group's deadline runs."""
+        late = group.state is State.READY and not group.has(self.needs)
+        if group.state is State.RESERVED or late:
             self.open[group.id] = group
         else:
             self.open.pop(group.id, None)
-        if state is State.ENDED:
-            del self.groups[group.id]
 
     def end(self, group: Group, reason: str, give_back: bool = False) -> None:
         """End a group; its prompt is given back, unless it was tried as often as it may be."""
@@ -157,15 +161,9 @@ class SlotTable(PromptLedger):
 
     def need(self, names: tuple[str, ...]) -> None:
         """Set which fields a group has to have."""
-        if names == self.needs:
-            return
         self.needs, self.changed = names, True
         for group in self.groups.values():
-            if group.state is State.READY:
-                if group.has(names):
-                    self.open.pop(group.id, None)
-                else:
-                    self.open[group.id] = group
+            self.note_open(group)
 
     def _finished(self, name: str) -> bool:
         """Whether no prompt of a name waits, and no group of it is being made.
@@ -173,9 +171,8 @@ class SlotTable(PromptLedger):
         Groups that are ready may still be given back. A program may read them after its loop, so
         the loop does not wait for that: see `alone`.
         """
-        return not self.has_more(name) and not any(
-            one.prompt.name == name for one in self.open.values() if one.state is State.RESERVED
-        )
+        made = [one.prompt for one in self.open.values() if one.state is State.RESERVED]
+        return self.cursors[name].over and all(one.name != name for one in (*self.waiting, *made))
 
     @property
     def _all_drawn(self) -> bool:

@@ -16,6 +16,7 @@ from async_loader.lifecycle import GAVE_UP, Deadline, EventFd, Patience, WaitTim
 from async_loader.rollouts.port import Port
 from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.source import END, Applied, Plan, Ready
+from async_loader.validation import one_of, whole
 
 Keep = Callable[[Mapping[str, Array]], bool]
 
@@ -238,13 +239,11 @@ def _give_back(port: Port, part: int) -> None:
 
 def checked_learner(**given: Any) -> dict[str, Any]:
     """Return what a learner wants as plain values. Raises ConfigError."""
-    most, tokens, cost = given["max_times_sampled"], given["tokens"], given["cost"]
-    if most is not None and (type(most) is not int or most < 1):
-        raise ConfigError(f"max_times_sampled={most!r}: a whole number from 1 on, or None")
-    if tokens is not None and (type(tokens) is not int or tokens < 1):
-        raise ConfigError(f"tokens={tokens!r}: a whole number from 1 on, or None")
-    if given["overlong"] not in ("alone", "error"):
-        raise ConfigError(f"overlong={given['overlong']!r}: 'alone' or 'error'")
+    cost = given["cost"]
+    for name in ("max_times_sampled", "tokens"):
+        if given[name] is not None:
+            given[name] = whole(name, given[name], 1)
+    one_of("overlong", given["overlong"], ("alone", "error"))
     if len(cost) != 2 or not all(math.isfinite(one) and one >= 0 for one in cost) or not sum(cost):
         raise ConfigError(f"cost={cost!r}: give a and b of a * tokens + b * tokens ** 2")
     rank, world = given.pop("rank"), given["world_size"]

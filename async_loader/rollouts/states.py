@@ -15,7 +15,6 @@ from async_loader.rollouts.schema import Array, GroupSchema
 MEMBER_BITS = 16
 """Of the id of a member, the lowest ones: its number in the group."""
 
-
 Columns = Mapping[str, tuple[Array | None, Array]]
 """By field: which members have a value, ``None`` for all, and the values."""
 

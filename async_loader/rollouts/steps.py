@@ -82,7 +82,7 @@ class Steps:
         part = self.step.parts.get(rank)
         if part is not None and part.owner in (None, owner) and after < self.number:
             part.owner = owner  # again, if its answer was lost
-            return self._batch(part, rank)
+            return self._batch(part)
         if self.step.parts:
             ranks = ", ".join(map(str, sorted(self.step.parts)))
             self.why = f"step {self.number} is not over: rank {ranks} has not used its part yet"
@@ -137,14 +137,9 @@ class Steps:
             for one in self.kept.values()
             if one.state is State.TRAINED and (most is None or one.times < most)
         ]
-        return [
-            *kept,
-            *(
-                one
-                for one in self.table.holders.values()
-                if one.state is State.READY and one.id not in self.table.open
-            ),
-        ]
+        holders, late = self.table.holders.values(), self.table.open
+        fresh = [one for one in holders if one.state is State.READY and one.id not in late]
+        return [*kept, *fresh]
 
     def _candidates(self, groups: Sequence[Group]) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return the small fields of groups that are to be judged."""
@@ -274,7 +269,7 @@ class Steps:
         for group in chosen:
             self.table.move(group, State.DELIVERED)
 
-    def _batch(self, part: Part, rank: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    def _batch(self, part: Part) -> tuple[dict[str, Any], dict[str, Array]]:
         learner, table = self.learner, self.table
         fields = None if learner is None else learner.fields
         if fields is None:
@@ -288,12 +283,7 @@ class Steps:
         )
         keys = [[one.prompt.name, one.prompt.number] for one in self.step.groups]
         self.why = ""
-        return {
-            "step": self.number,
-            "rank": rank,
-            "version": self.step.version,
-            "keys": keys,
-        }, arrays
+        return {"step": self.number, "version": self.step.version, "keys": keys}, arrays
 
     def hold(self, step: int, owner: Owner) -> None:
         """As `settle`, when its client's version of it has come: else slots that it frees would be
