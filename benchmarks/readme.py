@@ -45,7 +45,8 @@ _UNITS = {
     "percent": "% of one core", "beyond_percent": "%", "beyond_us": "us", "cpu_us": "us",
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
     "start_s": "s", "sum": "ms", "p50": "ms", "left": "things", "left_after_exit": "things",
-    "over_gather": "times", "worst": "times", "spread": "of the mean",
+    "over_gather": "times", "worst": "times", "spread": "of the mean", "lost": "prompts",
+    "doubled": "prompts", "stuck": "rounds",
 }  # fmt: skip
 
 

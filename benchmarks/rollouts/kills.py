@@ -201,7 +201,7 @@ def _rounds(seconds: float, one: Callable[[int], Figures]) -> Figures:
         seed += 1
         for name, value in one(seed).items():
             found[name] += value
-    return found
+    return {"kept": 100 - 100 * found["lost"] / (PROMPTS * found["rounds"]), **found}
 
 
 def plain_queue(seconds: float) -> Figures:
@@ -240,7 +240,8 @@ ROW = Row(
     "kills",
     f"rollouts: kill -9 at {KILLS} random moments of {PROMPTS} prompts",
     (
-        Metric("lost", "prompts never trained", digits=0),
+        Metric("kept", "% of the prompts are trained, or filtered", "higher"),
+        Metric("lost", "prompts are not", digits=0),
         Metric("doubled", "trained twice", digits=0),
         Metric("stuck", "rounds that wait for ever", digits=0),
         Metric("rounds", "rounds", "higher", digits=0),
