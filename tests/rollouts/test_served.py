@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -149,6 +150,36 @@ def test_a_save_is_one_cut_with_what_the_learner_was_given(client, tmp_path):
     table.load(tmp_path / "cut")
     rest = next_of(table.source())["prompt_index"].tolist()
     assert sorted(first + rest) == [0, 1, 2, 3]
+
+
+def test_a_draw_that_was_given_up_takes_no_step(client):
+    table = client.table("math")
+    given_up = table.source()
+    with pytest.raises(Timeout):
+        next_of(given_up, 0.1)
+    given_up.release(5)
+    for prompt in range(2):
+        commit(table, prompt, reward=1)
+    assert len(next_of(table.source())["prompt_index"]) == 2
+
+
+def test_a_quick_loop_reserves_ahead_and_gives_back_once_it_is_not_quick():
+    wide = {"wide": Rollouts(SCHEMA, batch=32, max_lag=0, size=1, tries=1)}
+    with connect("embedded", tables=wide) as one:
+        table = one.table("wide")
+        for group in table.groups(range(40)):
+            group.append(tokens=[1], version=[0], reward=0)
+            if group.prompt == 3:
+                ahead = table.stats().states["reserved"] - 1
+                threading.Event().wait(0.1)
+            if group.prompt == 4:
+                assert table.stats().states["reserved"] == 1
+            if group.prompt == 8:
+                break
+        stats = table.stats()
+        assert 0 < ahead <= 7
+        assert (stats.states["reserved"], stats.states["ready"]) == (0, 8)
+        assert dict(stats.ended) == {"the loop was left": 1}
 
 
 def test_producers_need_no_torch(client):

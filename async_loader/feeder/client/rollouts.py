@@ -102,6 +102,9 @@ class RemotePort:
             table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s
         )
         call = Call(body, Plane.PULL, data=data, ready=self._ready, done=wake or bool)
+        if name == "put":  # its answer may be read later, or not at all
+            self._told = [one for one in self._told if not self._connection.answered(one)]
+            self._told.append(call)
         return RemotePending(self._connection, self._connection.ask(call), wait_s)
 
     def _ready(self) -> bool:
