@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from async_loader import Field
 from async_loader.errors import Timeout
+from async_loader.rollouts.batches import Pieces, joined
 from async_loader.rollouts.calls import rollout_calls
 from async_loader.rollouts.saving import restore, state_of
 from async_loader.rollouts.schema import GroupSchema, Ragged
@@ -43,7 +44,8 @@ class LocalDriver:
             return None
         if request.error is not None:
             raise request.error
-        return request.answer
+        head, arrays = request.answer
+        return head, joined(arrays)[0] if isinstance(arrays, Pieces) else arrays
 
     def pass_time(self, seconds):
         self.now += seconds
