@@ -10,12 +10,14 @@ import numpy.typing as npt
 
 from async_loader.feeder.wire import specs_of, tensors_of
 from async_loader.feeder.wire.control import TensorSpec
-from async_loader.rollouts.batches import Block, joined
+from async_loader.rollouts.batches import Pieces, joined
 
 Array = npt.NDArray[Any]
 
 
-def packed(arrays: Mapping[str, Array]) -> tuple[tuple[TensorSpec, ...], Any]:
+def packed(
+    arrays: Mapping[str, Any], into: Array | None = None
+) -> tuple[tuple[TensorSpec, ...], Any]:
     """Return what names the arrays, and their bytes; ``None``: there are no bytes.
 
     Those of large items come first: so none needs to be copied where it arrives. Raises SchemaError
@@ -23,10 +25,17 @@ def packed(arrays: Mapping[str, Array]) -> tuple[tuple[TensorSpec, ...], Any]:
     """
     if not arrays:
         return (), None
-    given = {name: np.atleast_1d(one) for name, one in arrays.items()}
-    block = arrays if isinstance(arrays, Block) else joined({n: [one] for n, one in given.items()})
-    shaped = {name: one.reshape(arrays[name].shape) for name, one in block.items()}
-    return specs_of(shaped), block.block.data if block.block.nbytes else None
+    found, block = joined(pieces_of(arrays), into)
+    if not isinstance(arrays, Pieces):
+        found = {name: one.reshape(arrays[name].shape) for name, one in found.items()}
+    return specs_of(found), block.data if block.nbytes else None
+
+
+def pieces_of(arrays: Mapping[str, Any]) -> Pieces:
+    """Return arrays, or what they are to be joined of, as pieces."""
+    if isinstance(arrays, Pieces):
+        return arrays
+    return Pieces({name: [np.atleast_1d(one)] for name, one in arrays.items()})
 
 
 def unpacked(specs: Sequence[TensorSpec], data: Any) -> dict[str, Array]:

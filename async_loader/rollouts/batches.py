@@ -30,10 +30,10 @@ def pack(
     fields: Sequence[str],
     version: int,
     max_lag: int | None = None,
-) -> Block:
+) -> Pieces:
     """Return a batch of members, each given by its group's place and its number.
 
-    Each value is copied once. With ``max_lag`` it has ``mask``: which values are not older, by the
+    With ``max_lag`` it has ``mask``: which values are not older, by the
     field ``version`` if it is ragged, or else by the lag of the group.
     """
     places = np.array(order, np.int64).reshape(-1, 2)
@@ -76,29 +76,31 @@ def pack(
         made["mask"] = np.concatenate(found["version"]) >= version - max_lag
     elif max_lag is not None:
         made["mask"] = np.repeat(made["lag"] <= max_lag, lengths)
-    return joined(found | {name: [one] for name, one in made.items()})
+    return Pieces(found | {name: [one] for name, one in made.items()})
 
 
-class Block(dict[str, Array]):
-    """Arrays that lie one behind the other in one block of bytes, those of large items first."""
+class Pieces(dict[str, list[Array]]):
+    """Arrays that are not `joined` yet."""
 
-    def __init__(self, arrays: Mapping[str, Array], block: Array) -> None:
-        super().__init__(arrays)
-        self.block = block
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for ones in self.values() for one in ones)
 
 
-def joined(pieces: Mapping[str, Sequence[Array]]) -> Block:
-    """Return arrays, each joined of its pieces, which are copied once."""
+def joined(pieces: Pieces, into: Array | None = None) -> tuple[dict[str, Array], Array]:
+    """Return arrays, each joined of its pieces, and the bytes in which they lie one behind the
+    other, those of large items first. Each piece is copied once, ``into`` given bytes.
+    """
     ordered = sorted(pieces.items(), key=lambda one: -one[1][0].dtype.itemsize)
     sizes = [sum(one.nbytes for one in pieces) for _, pieces in ordered]
-    block = memory(sum(sizes))
+    block = memory(sum(sizes)) if into is None else into[: sum(sizes)]
     found, begin = {}, 0
     for (name, ones), size in zip(ordered, sizes, strict=True):
         first, rows = ones[0], sum(map(len, ones))
         array = block[begin : begin + size].view(first.dtype).reshape(rows, *first.shape[1:])
         np.concatenate(ones, out=array)
         found[name], begin = array, begin + size
-    return Block(found, block)
+    return found, block
 
 
 _pool = ArrayPool()

@@ -34,14 +34,17 @@ def reserve(
     value: object = None,
     limit: int | None = None,
     over: bool = False,
+    ahead: int = 0,
 ) -> Found | None:
     table, of = calls.table, (request.client, ticket)
     found = table.reserve(
-        of, calls.clock(), name, size=size, number=number, value=value, limit=limit, over=over
-    )
-    back = f"prompts of {name!r} that are given back, as all are drawn"
-    slots = f"one of {table.settings.slots} slots"
-    request.why = f"{back if table.free > 0 else slots}: {table.holding()}"
+        of, calls.clock(), name,
+        size=size, number=number, value=value, limit=limit, over=over, ahead=ahead,
+    )  # fmt: skip
+    if found is None:
+        back = f"prompts of {name!r} that are given back, as all are drawn"
+        slots = f"one of {table.settings.slots} slots"
+        request.why = f"{back if table.free > 0 else slots}: {table.holding()}"
     return found
 
 
@@ -78,8 +81,8 @@ def finish(calls: Requests, request: Request, name: str) -> Found:
     return {}
 
 
-def abort(calls: Requests, request: Request, group: int, reason: str) -> Found:
-    calls.table.abort(request.client, group, reason)
+def abort(calls: Requests, request: Request, group: int, reason: str, begun: bool = True) -> Found:
+    calls.table.abort(request.client, group, reason, begun)
     return {}
 
 
@@ -147,6 +150,9 @@ def release_hold(calls: Requests, request: Request) -> Found:
 
 def give_back(calls: Requests, request: Request, part: int, after: int | None = None) -> Found:
     """``after``: what was drawn later, and more will be."""
+    for one in list(calls.requests):  # a draw that was given up would take a step for good
+        if (one.client, one.name, one.arguments.get("part")) == (request.client, "draw", part):
+            calls.cancel(one)
     if after is None or calls.steps.number > after:
         calls.steps.give_back((request.client, part), leaves=after is None)
     return {}
@@ -204,7 +210,18 @@ CALLS: dict[str, Callable[..., Any]] = {
         settle, release_hold, give_back, trained, publish, prioritize, delete, get, clear, status,
     )
 }  # fmt: skip
-_HINTS = {name: get_type_hints(one) for name, one in CALLS.items()}
+
+
+def _plain_kind(kind: Any) -> Any:
+    """Return types that `isinstance` takes."""
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return tuple(get_origin(one) or one for one in kinds)
+
+
+_KINDS = {
+    name: {arg: _plain_kind(kind) for arg, kind in list(get_type_hints(one).items())[2:-1]}
+    for name, one in CALLS.items()
+}
 
 
 def rollout_calls(
@@ -218,20 +235,13 @@ def rollout_calls(
 
 def _do(calls: Requests, request: Request) -> Any:
     """Do a call. Raises ConfigError for arguments that it does not take: any peer may ask."""
-    name, hints = request.name, _HINTS.get(request.name)
-    if hints is None:
+    name, kinds = request.name, _KINDS.get(request.name)
+    if kinds is None:
         raise ConfigError(f"there is no call {name!r} of rollouts: {', '.join(CALLS)}")
     for one, value in request.arguments.items():
-        kind = hints.get(one) if one not in ("calls", "request") else None
-        if kind is None or not isinstance(value, _plain_kind(kind)):
-            raise ConfigError(f"{name}({one}={value!r}): it takes {', '.join(list(hints)[2:-1])}")
+        if one not in kinds or not isinstance(value, kinds[one]):
+            raise ConfigError(f"{name}({one}={value!r}): it takes {', '.join(kinds)}")
     return CALLS[name](calls, request, **request.arguments)
-
-
-def _plain_kind(kind: Any) -> Any:
-    """Return types that `isinstance` takes."""
-    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
-    return tuple(get_origin(one) or one for one in kinds)
 
 
 def _applied(applied: int, count: int) -> Found:

@@ -42,6 +42,7 @@ class GroupTable(SlotTable):
         value: Any = None,
         limit: int | None = None,
         over: bool = False,
+        ahead: int = 0,
     ) -> dict[str, Any] | None:
         """Reserve a group for the next prompt of a name.
 
@@ -56,6 +57,8 @@ class GroupTable(SlotTable):
             How many prompts there are, if they are a sequence.
         over : bool
             The iterator has no more.
+        ahead : int
+            Further groups, as ``more``, within half of the slots that are free.
 
         Returns
         -------
@@ -64,9 +67,13 @@ class GroupTable(SlotTable):
             and none is being made. ``{"next": True}``: the prompt is under way elsewhere.
         """
         self.note_limit(name, limit, over)
-        for group in self.groups.values():
-            if (group.owner, group.ticket) == of and group.state is State.RESERVED:
-                return self._reserved(group)
+        mine = [
+            self._reserved(group)
+            for group in self.open.values()
+            if (group.owner, group.ticket) == of and group.state is State.RESERVED
+        ]
+        if mine:
+            return {**mine[0], "more": mine[1:]}
         if number == NEXT and self.free <= 0:  # a call that gives up leaves no prompt behind
             return None
         if number is not None:
@@ -74,7 +81,11 @@ class GroupTable(SlotTable):
         sequence = number is None and not over
         prompt = self.next_prompt(name, sequence) if self.free > 0 else None
         if prompt is not None:
-            return self._reserved(self._begin(prompt, of, now, size))
+            granted, more = self._reserved(self._begin(prompt, of, now, size)), []
+            for _ in range(min(ahead, self.free // 2)):
+                if (prompt := self.next_prompt(name, sequence)) is not None:
+                    more.append(self._reserved(self._begin(prompt, of, now, size)))
+            return granted | {"more": more}
         if self._finished(name):
             return {"end": True}
         return {"next": True} if self.free > 0 and number is not None else None
@@ -215,16 +226,20 @@ class GroupTable(SlotTable):
             return
         self.move(group, State.READY)
 
-    def abort(self, owner: Hashable, group: int, reason: str) -> None:
+    def abort(self, owner: Hashable, group: int, reason: str, begun: bool = True) -> None:
         """Give up a reserved group: its prompt is given back."""
         one = self.groups.get(group)
         if one is not None and one.owner == owner and one.state is State.RESERVED:
+            one.prompt.tries -= not begun
             self.end(one, reason, True)
 
     def leave(self, owner: Hashable, reason: str) -> None:
         """Give back what an owner has reserved, who is gone."""
+        begun = set()
         for group in list(self.open.values()):
             if group.owner == owner and group.state is State.RESERVED:
+                group.prompt.tries -= group.ticket in begun  # it was reserved ahead
+                begun.add(group.ticket)
                 self.end(group, reason, True)
 
     def update(self, index: Array, values: Mapping[str, Array]) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +19,8 @@ from async_loader.rollouts.states import MEMBER_BITS
 from async_loader.validation import whole
 
 _TICKETS = itertools.count(1)
+_AHEAD, _QUICK_S = 7, 0.005
+"""See `Reservations`."""
 
 
 class OpenGroup:
@@ -287,6 +291,53 @@ class Prompts:
         if self._held:
             self._held = False
             self._number += 1
+
+
+class Reservations:
+    """Groups that one loop reserves: some ahead in one call, while the loop is quick.
+
+    Those hold slots and get older. So they are given back once the loop is not quick.
+    """
+
+    def __init__(
+        self, port: Port, prompts: Prompts, task: dict[str, Any], timeout_s: float | None
+    ) -> None:
+        self._port, self._prompts, self._task, self._timeout_s = port, prompts, task, timeout_s
+        self._may, self._given_at = prompts.is_sequence and not port.keeps, -math.inf
+        self.ahead: deque[dict[str, Any]] = deque()
+
+    def ask(self) -> None:
+        """Begin to reserve, if nothing is reserved ahead: `answer` has to follow."""
+        quick = time.monotonic() - self._given_at < _QUICK_S
+        if not quick:
+            self.give_back()
+        if self.ahead:
+            return
+        self._arguments = self._prompts.arguments()
+        more = {"ahead": _AHEAD} if quick and self._may else {}
+        call = {**self._task, "ticket": ticket(), **self._arguments, **more}
+        self._pending = self._port.ask("reserve", call, wait_s=self._timeout_s)
+
+    def answer(self) -> dict[str, Any] | None:
+        """Wait for a group; ``None``: there is no prompt any more."""
+        while not self.ahead:
+            granted, _ = self._port.answer(self._pending, self._timeout_s)
+            if "end" in granted:
+                return None
+            if "number" in self._arguments:
+                self._prompts.sent()
+            if "next" in granted:
+                self.ask()
+            else:
+                self.ahead.extend([granted, *granted["more"]])
+        self._given_at = time.monotonic()
+        return self.ahead.popleft()
+
+    def give_back(self) -> None:
+        """Give back what is reserved ahead."""
+        while self.ahead:
+            number = self.ahead.pop()["group"]
+            self._port.drop("abort", {"group": number, "reason": "not begun", "begun": False})
 
 
 def ticket() -> int:

@@ -14,6 +14,7 @@ from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline
 from async_loader.name_hints import stacklevel
 from async_loader.replay.table.waiters import WARN_AFTER_S
+from async_loader.rollouts.batches import Pieces, joined
 from async_loader.rollouts.requests import Answer, Arrays, Request, Requests
 
 _NONE: Mapping[str, Any] = {}
@@ -79,6 +80,12 @@ class LocalPending:
     def over(self) -> bool:
         return self.request is not None and self.request.over
 
+    def done(self, request: Request) -> None:
+        """Under the lock."""
+        if request.answer is not None and isinstance(pieces := request.answer[1], Pieces):
+            request.answer = request.answer[0], joined(pieces)[0]
+        self.wake()
+
     def take(self) -> Answer:
         """Return the answer, or raise the error. It is `over`."""
         assert self.request is not None
@@ -116,9 +123,7 @@ class LocalPort:
         with self._lock:
             if self.closed:
                 raise Closed("this table of rollouts is closed")
-            pending.request = self.calls.ask(
-                "local", name, arguments, arrays, wait_s, lambda request: pending.wake()
-            )
+            pending.request = self.calls.ask("local", name, arguments, arrays, wait_s, pending.done)
             if not pending.over:
                 self._waits[pending] = pending.wake
             self._notify()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
-from async_loader.rollouts.groups import Member, OpenGroup, Prompts, ticket
+from async_loader.rollouts.groups import Member, OpenGroup, Prompts, Reservations, ticket
 from async_loader.rollouts.port import Port
 from async_loader.rollouts.prompts import NEXT
 from async_loader.rollouts.schema import Array, GroupSchema, Ragged, cast_array
@@ -82,36 +83,29 @@ class ProducerMethods:
         """
         port, about = self._port, self._about()
         supply = Prompts(prompts, epochs, int(about["cursors"].get(name, 0)))
+        task = {"name": name} if size is None else {"name": name, "size": whole("size", size, 1)}
+        reservations = Reservations(port, supply, task, timeout_s)
+        committing: deque[tuple[OpenGroup, list[Any]]] = deque()
         group: OpenGroup | None = None
         try:
             while True:
-                committing = [] if group is None or group.over else group.ask_commit()
-                arguments = supply.arguments()
-                pending = port.ask(
-                    "reserve",
-                    {
-                        "name": name, "ticket": ticket(), **arguments,
-                        **({} if size is None else {"size": whole("size", size, 1)}),
-                    },
-                    wait_s=timeout_s,
-                )  # fmt: skip
                 if group is not None:
-                    group.committed(committing, port.timeout_s)
+                    committing.append((group, [] if group.over else group.ask_commit()))
                     group = None
-                granted, _ = port.answer(pending, timeout_s)
-                if "end" in granted:
+                reservations.ask()
+                while len(committing) > len(reservations.ahead):
+                    last, asked = committing.popleft()
+                    last.committed(asked, port.timeout_s)
+                granted = reservations.answer()
+                if granted is None:
                     return
-                if "number" in arguments:
-                    supply.sent()
-                if "next" in granted:
-                    continue
-                prompt = supply.granted(granted)
-                group = OpenGroup(port, self.group_schema, granted, prompt)
+                group = OpenGroup(port, self.group_schema, granted, supply.granted(granted))
                 yield group
         finally:
             if group is not None and not group.over:
                 port.drop("abort", {"group": group.id, "reason": "the loop was left"})
                 group.leave()
+            reservations.give_back()
 
     @explain_wrong_names
     def reserve(

@@ -24,7 +24,8 @@ from async_loader.rollouts.states import State
 from async_loader.rollouts.steps import Steps
 
 Found = dict[str, Any]
-Answer = tuple[Found, dict[str, Array]]
+Answer = tuple[Found, dict[str, Any]]
+"""Arrays, or `Pieces`."""
 Arrays = Mapping[str, Array]
 
 

@@ -269,7 +269,7 @@ class Steps:
         for group in chosen:
             self.table.move(group, State.DELIVERED)
 
-    def _batch(self, part: Part) -> tuple[dict[str, Any], dict[str, Array]]:
+    def _batch(self, part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
         learner, table = self.learner, self.table
         fields = None if learner is None else learner.fields
         if fields is None:

@@ -32,7 +32,7 @@ def through_feeder(seconds: float) -> Figures:
             turns.publish()
             return float(end - written)
 
-        return _quantiles(seconds, turn)
+        return quantiles(seconds, turn)
 
 
 def _grade(pipe: Any, address: str) -> None:
@@ -49,9 +49,9 @@ def _grade(pipe: Any, address: str) -> None:
                 pipe.send(at)
 
 
-def through_queue(seconds: float) -> Figures:
+def through_queue(seconds: float, values: Any = None) -> Figures:
     """The same group as one object, which the learner waits for."""
-    values = {**WORK.values, "reward": np.ones(SIZE, np.float32)}
+    values = values or {**WORK.values, "reward": np.ones(SIZE, np.float32)}
     groups: Any = multiprocessing.Queue()
     told: Any = multiprocessing.Queue()
     process = multiprocessing.Process(target=_send, args=(told, groups, values), daemon=True)
@@ -64,7 +64,7 @@ def through_queue(seconds: float) -> Figures:
         return time.monotonic() - float(at)
 
     try:
-        return _quantiles(seconds, turn)
+        return quantiles(seconds, turn)
     finally:
         process.kill()
         process.join()
@@ -76,7 +76,8 @@ def _send(told: Any, groups: Any, values: Any) -> None:
         groups.put((time.monotonic(), values))
 
 
-def _quantiles(seconds: float, turn: Any) -> Figures:
+def quantiles(seconds: float, turn: Any) -> Figures:
+    """Return those of what turns say, in milliseconds."""
     for _ in range(5):
         turn()
     found, end = [], time.monotonic() + seconds

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from async_loader import Field
 from async_loader.errors import Timeout
+from async_loader.rollouts.batches import Pieces, joined
 from async_loader.rollouts.calls import rollout_calls
 from async_loader.rollouts.saving import restore, state_of
 from async_loader.rollouts.schema import GroupSchema, Ragged
@@ -43,7 +44,8 @@ class LocalDriver:
             return None
         if request.error is not None:
             raise request.error
-        return request.answer
+        head, arrays = request.answer
+        return head, joined(arrays)[0] if isinstance(arrays, Pieces) else arrays
 
     def pass_time(self, seconds):
         self.now += seconds
@@ -97,17 +99,19 @@ class RolloutMachine(RuleBasedStateMachine):
 
     # -- generators --------------------------------------------------------------------------------
 
-    @rule(client=st.sampled_from(GENERATORS))
-    def reserve(self, client):
+    @rule(client=st.sampled_from(GENERATORS), ahead=st.integers(0, 3))
+    def reserve(self, client, ahead):
         self.tickets += 1
-        found = self.driver.ask(
-            client, "reserve", name="prompts", ticket=self.tickets, limit=PROMPTS
-        )
-        if found is not None and "group" in found[0]:
-            group = found[0]["group"]
+        call = {"name": "prompts", "ticket": self.tickets, "limit": PROMPTS, "ahead": ahead}
+        found = self.driver.ask(client, "reserve", **call)
+        if found is None or "group" not in found[0]:
+            return
+        assert self.driver.ask(client, "reserve", **call)[0] == found[0], "the answer was lost"
+        for one in (found[0], *found[0]["more"]):
+            group = one["group"]
             assert group not in self.made.keys() | self.reserved.keys(), "an id was used again"
-            assert found[0]["number"] not in self.trained, "a trained prompt came again"
-            self.reserved[group] = client, found[0]["number"]
+            assert one["number"] not in self.trained, "a trained prompt came again"
+            self.reserved[group] = client, one["number"]
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), members=st.integers(1, 3), graded=st.booleans(), late=st.booleans())
@@ -137,11 +141,11 @@ class RolloutMachine(RuleBasedStateMachine):
             self.driver.ask(client, "put", arrays, group=group, part=0, last=True)
 
     @precondition(lambda self: self.reserved)
-    @rule(data=st.data())
-    def abort(self, data):
+    @rule(data=st.data(), begun=st.booleans())
+    def abort(self, data, begun):
         group = data.draw(st.sampled_from(list(self.reserved)))
         client, _ = self.reserved.pop(group)
-        self.driver.ask(client, "abort", group=group, reason="aborted")
+        self.driver.ask(client, "abort", group=group, reason="aborted", begun=begun)
 
     @rule(seconds=st.sampled_from([1.0, DEADLINE_S / 2, DEADLINE_S]))
     def expire(self, seconds):

@@ -56,7 +56,7 @@ class Call:
     Attributes
     ----------
     ready : callable | None
-        Returns whether the request may be sent now; raises what ends it.
+        Is given the call, and returns whether it may be sent now; raises what ends it.
     done : callable
         Called when it is answered.
     sequence : int
@@ -67,7 +67,7 @@ class Call:
     plane: Plane = Plane.CONTROL
     number: int = 0
     data: Any = None
-    ready: Callable[[], bool] | None = None
+    ready: Callable[[Call], bool] | None = None
     done: Callable[[], object] = bool
     sequence: int = 0
     reply: Message | None = None
@@ -117,7 +117,7 @@ class Calls:
         error: AsyncLoaderError | OSError | None = None,
     ) -> None:
         """End a request, with its answer or an error."""
-        call.reply, call.error = reply, error
+        call.reply, call.error, call.ready = reply, error, None
         self.forget(call)
         self.news.ring()
         call.done()

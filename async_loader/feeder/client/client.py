@@ -22,6 +22,7 @@ from async_loader.feeder.client.arguments import (
     version_of,
     weights_name,
 )
+from async_loader.feeder.client.call_memory import CallMemory
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_channel import ReaderChannel
@@ -66,6 +67,7 @@ class Client(ClosedAtExit):
         # by table: `client.table(name).sample(n)` at each step opens no further reader
         self._sample_readers: dict[str, IdleSources[RemoteSource]] = {}
         self._rollout_ports: dict[str, RemotePort] = {}
+        self._call_memory = CallMemory(self._connection)
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -109,7 +111,7 @@ class Client(ClosedAtExit):
         if welcome is not None and name in welcome.rollouts:
             port = self._rollout_ports.get(name)
             if port is None:
-                port = RemotePort(self._connection, name, self._timeout_s)
+                port = RemotePort(self._connection, name, self._timeout_s, self._call_memory)
                 port = self._rollout_ports.setdefault(name, port)
             return RolloutsClient(self, self._connection, name, port)
         readers = self._sample_readers.setdefault(name, IdleSources())
@@ -314,6 +316,7 @@ class Client(ClosedAtExit):
                         reader.wait_closed(deadline, str)
         finally:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
+            self._call_memory.close()
             try:
                 if self._embedded is not None:
                     self._embedded.close()

@@ -271,7 +271,7 @@ class IoThread:
         unsent = self._calls.unsent
         for call in list(unsent.values()):
             try:
-                if call.ready is not None and not call.ready():
+                if call.ready is not None and not call.ready(call):
                     continue
                 unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)

@@ -7,13 +7,16 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from async_loader.errors import CannotSend, ConfigError, Timeout
 from async_loader.feeder.arrays import packed, unpacked
 from async_loader.feeder.client.arguments import save_path
+from async_loader.feeder.client.call_memory import CallMemory
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.table import Client
@@ -26,8 +29,9 @@ from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.rollouts.batches import memory
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
-from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.rollouts.source import RolloutSource
+from async_loader.shm.slot_leases import COPY_BELOW
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -40,8 +44,10 @@ _NONE: Mapping[str, Any] = {}
 class RemotePending:
     """A call that was sent, or will be."""
 
-    def __init__(self, connection: Connection, call: Call, wait_s: float | None) -> None:
-        self._connection, self.call, self.wait_s = connection, call, wait_s
+    def __init__(
+        self, connection: Connection, call: Call, wait_s: float | None, room: Array | None
+    ) -> None:
+        self._connection, self.call, self.wait_s, self.room = connection, call, wait_s, room
 
     @property
     def over(self) -> bool:
@@ -54,7 +60,8 @@ class RemotePending:
         assert self.call.reply is not None
         body = self.call.reply.body
         assert isinstance(body, RolloutsReply)
-        return body.answer, unpacked(body.specs, self.call.reply.data)
+        room = None if self.room is None or body.slot is None else self.room[: body.nbytes]
+        return body.answer, unpacked(body.specs, self.call.reply.data if room is None else room)
 
 
 class RemotePort:
@@ -69,12 +76,16 @@ class RemotePort:
         Of the table.
     timeout_s : float
         For a call that does not wait for the table.
+    memory : CallMemory
     """
 
     keeps = False
 
-    def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
-        self._connection, self._name = connection, name
+    def __init__(
+        self, connection: Connection, name: str, timeout_s: float, memory: CallMemory
+    ) -> None:
+        self._connection, self._name, self._memory = connection, name, memory
+        self._given_up: dict[Any, Array | None] = {}
         self.timeout_s: float | None = timeout_s
         self._grace_s = timeout_s
         self.most_bytes = connection.limits.message_bytes - _BESIDE
@@ -95,20 +106,36 @@ class RemotePort:
         """See `Port`."""
         while self._dropped:
             self.tell(*self._dropped.popleft())
-        specs, data = packed(arrays)
-        if data is not None and len(data) > self.most_bytes:
+        nbytes = sum(one.nbytes for one in arrays.values())
+        if nbytes > self.most_bytes:
             raise ConfigError(
-                f"{name} takes {len(data):,} bytes, a call {self.most_bytes:,}: give less at a time"
+                f"{name} takes {nbytes:,} bytes, a call {self.most_bytes:,}: give less at a time"
             )
+        large = name == "draw" or nbytes >= COPY_BELOW
+        session, slot, room = (large and self._memory.lease()) or (0, None, None)
+        specs, data = packed(arrays, room)
         body = Rollouts(
-            table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s
-        )
-        call = Call(body, Plane.PULL, data=data, ready=self._ready, done=wake or bool)
-        return RemotePending(self._connection, self._connection.ask(call), wait_s)
+            table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s,
+            slot=slot,
+        )  # fmt: skip
+        call = Call(
+            body, Plane.PULL, data=data if room is None else None,
+            ready=partial(self._ready, session, room), done=wake or bool,
+        )  # fmt: skip
+        if name == "put":  # its answer may be read later, or not at all
+            self._told = [one for one in self._told if not self._connection.answered(one)]
+            self._told.append(call)
+        return RemotePending(self._connection, self._connection.ask(call), wait_s, room)
 
-    def _ready(self) -> bool:
-        """Whether a call may be sent. In the IO thread."""
-        connection = self._connection
+    def _ready(self, session: int, room: Array | None, call: Call) -> bool:
+        """Whether a call may be sent: over the socket, if its slot is not of this session. In the
+        IO thread.
+        """
+        connection, body = self._connection, call.body
+        assert isinstance(body, Rollouts)
+        if room is not None and body.slot is not None and session != connection.session.number:
+            call.body = replace(body, slot=None)
+            call.data = room[: body.nbytes].tobytes() if body.nbytes else None
         if connection.servers != self._server and connection.is_open:
             self._server = connection.servers
             keys = [list(key) for one in list(self.sources) for key in one.trained]
@@ -126,11 +153,17 @@ class RemotePort:
             deadline: Deadline = AnswerDeadline(connection, wait_s, self._grace_s)
         else:
             deadline = Deadline(timeout_s)
-            if timeout_s is None:
+        try:
+            if wait_s is None and timeout_s is None:
                 self._warn_if_long(pending)
-        reply = connection.answer(pending.call, deadline)
-        body = reply.body
+            reply = connection.answer(pending.call, deadline)
+        finally:
+            self._give_up(pending)
+        body, call = reply.body, pending.call.body
         assert isinstance(body, RolloutsReply)
+        assert isinstance(call, Rollouts)
+        if call.call == "give_back":  # the feeder has dropped the draw
+            self._given_up.pop(call.arguments["part"], None)
         have = 0 if reply.data is None else len(reply.data)
         total = body.total or have
         if total < _COPIED:
@@ -175,6 +208,13 @@ class RemotePort:
     def cancel(self, pending: RemotePending) -> None:
         """See `Port`."""
         self._connection.forget_call(pending.call)
+        self._give_up(pending)
+
+    def _give_up(self, pending: RemotePending) -> None:
+        """Keep the slot of a call that has no answer: the feeder may still use it."""
+        body = pending.call.body
+        if pending.room is not None and not pending.over and isinstance(body, Rollouts):
+            self._given_up[body.arguments.get("part", object())] = pending.room
 
     def why(self, pending: RemotePending) -> str:
         """See `Port`."""

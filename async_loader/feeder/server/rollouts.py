@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from async_loader.errors import AsyncLoaderError, Malformed
-from async_loader.feeder.arrays import packed, unpacked
+from async_loader.feeder.arrays import packed, pieces_of, unpacked
 from async_loader.feeder.plain_values import sampler_from
 from async_loader.feeder.server.background_jobs import BackgroundJobs
 from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.periodic_saves import NEWEST, Folders
 from async_loader.feeder.server.sessions import Session
+from async_loader.feeder.server.shared_memory import CallSlots
 from async_loader.feeder.server.state import ServerState
 from async_loader.feeder.wire import (
     Error,
@@ -28,10 +29,12 @@ from async_loader.feeder.wire import (
     specs_of,
 )
 from async_loader.replay.samplers import Sampler
+from async_loader.rollouts.batches import memory
 from async_loader.rollouts.calls import rollout_calls
 from async_loader.rollouts.requests import Answer, Request, Requests
 from async_loader.rollouts.saving import FILE, read, restore, state_of, write
 from async_loader.rollouts.slots import GroupSettings
+from async_loader.shm.slot_leases import COPY_BELOW
 
 _log = logging.getLogger("async_loader.feeder")
 _BESIDE = 1 << 20
@@ -109,7 +112,11 @@ class RolloutTables:
             folder = self._folders.of(body.table, arguments.get("path", ""))
             self._save_or_load(session, message, calls, body.call, folder)
             return None
-        arrays = unpacked(body.specs, message.data)
+        data = message.data
+        if body.slot is not None and body.nbytes:
+            data = memory(body.nbytes)
+            data[:] = self._slots(session).bytes(body.slot, body.nbytes)
+        arrays = unpacked(body.specs, data)
         request = calls.ask(
             session.hello.client, body.call, arguments, arrays, body.wait_s,
             lambda request: self._done(session, message, request),
@@ -135,10 +142,16 @@ class RolloutTables:
             return
         try:
             answer, arrays = result
-            specs, data = packed(arrays)
-            reply = message.reply(RolloutsReply(answer=answer, specs=specs), data=data)
+            body, pieces, room = message.body, pieces_of(arrays), None
+            assert isinstance(body, Rollouts)
+            if body.slot is not None and not body.specs and pieces.nbytes >= COPY_BELOW:
+                room = self._slots(session).room(body.slot, pieces.nbytes)
+            specs, data = packed(arrays, room)
             most = self._server_state.limits.message_bytes - _BESIDE
-            if data is not None and len(data) > most:
+            reply = message.reply(RolloutsReply(answer=answer, specs=specs), data=data)
+            if room is not None:
+                reply = message.reply(RolloutsReply(answer=answer, specs=specs, slot=body.slot))
+            elif data is not None and len(data) > most:
                 key = next(self._keys)
                 self._rests.setdefault(session.number, {})[key] = data
                 first = RolloutsReply(answer=answer, specs=specs, total=len(data), key=key)
@@ -147,6 +160,11 @@ class RolloutTables:
             self._over(session, message, error)
             return
         self._dispatcher.answer(session, Plane.PULL, reply)
+
+    def _slots(self, session: Session) -> CallSlots:
+        if session.call_slots is None:
+            raise Malformed("a call names a slot, its client has offered no memory: offer it first")
+        return session.call_slots
 
     def _rest(self, session: Session, message: Message, arguments: Mapping[str, Any]) -> Message:
         """Return the next part of a large answer; the last one is forgotten."""

@@ -287,14 +287,23 @@ class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OfArrays(Control, frozen=True, kw_only=True, omit_defaults=True):
-    """Root of messages with arrays in the data frame, one behind the other, of ``specs``."""
+    """Root of messages with arrays in the data frame, one behind the other, of ``specs``.
+
+    Or in a ``slot`` of the client's memory. A call without arrays lends it for those of its answer.
+    """
 
     MOST: ClassVar[int] = codes.MESSAGE_BYTES
     specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)] = ()
+    slot: U32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays."""
+        return sum(spec.nbytes for spec in self.specs)
 
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""
-        one_or_none(self, nbytes, any(spec.nbytes for spec in self.specs))
+        one_or_none(self, nbytes, self.slot is None and self.nbytes > 0)
 
 
 class Rollouts(OfArrays, frozen=True, kw_only=True, omit_defaults=True):
