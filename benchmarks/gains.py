@@ -68,6 +68,7 @@ GAINS = {
         "tokens",
     ): "Rewards that come later take one call.",
     ("rollouts", "one"): "One rollout is handed over in some milliseconds.",
+    ("rollouts", "kills"): "A crash loses no prompt and trains none twice.",
     ("rollouts", "handover"): "A learner has its batch some milliseconds after the last reward.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",

@@ -42,9 +42,9 @@ def reserve(
         size=size, number=number, value=value, limit=limit, over=over, ahead=ahead,
     )  # fmt: skip
     if found is None:
-        held = ", ".join(f"{count} {state}" for state, count in calls.by_state().items() if count)
+        back = f"prompts of {name!r} that are given back, as all are drawn"
         slots = f"one of {table.settings.slots} slots"
-        request.why = f"{f'a prompt of {name!r}' if table.free > 0 else slots}: {held} groups"
+        request.why = f"{back if table.free > 0 else slots}: {table.holding()}"
     return found
 
 
@@ -71,7 +71,8 @@ def extend(
     sizes, lengths = arrays.pop("sizes"), arrays.pop("lengths")
     columns = {one: (None, values) for one, values in arrays.items()}
     found = calls.table.extend(of, calls.clock(), name, prompts, sizes, columns, lengths)
-    request.why = f"{len(sizes)} of {calls.settings.slots} slots, {calls.table.free} are free"
+    slots = f"{calls.settings.slots} slots, {calls.table.free} are free"
+    request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
     return None if found is None else {"groups": found}
 
 
@@ -125,9 +126,9 @@ def draw(
     return found
 
 
-def waits(calls: Requests, request: Request) -> Found:
-    """What the draws of this client wait for."""
-    mine = [one for one in calls.requests if one.client == request.client and one.name == "draw"]
+def waits(calls: Requests, request: Request, name: str = "draw") -> Found:
+    """What the calls of this client, of a name, wait for."""
+    mine = [one for one in calls.requests if one.client == request.client and one.name == name]
     return {"why": "; ".join(dict.fromkeys(one.why for one in mine))}
 
 

@@ -64,7 +64,7 @@ class GroupTable(SlotTable):
         -------
         dict | None
             ``None``: there is no free slot, or no prompt yet. ``{"end": True}``: there are no more,
-            and none can be given back. ``{"next": True}``: the prompt is under way elsewhere.
+            and none is being made. ``{"next": True}``: the prompt is under way elsewhere.
         """
         self.note_limit(name, limit, over)
         mine = [

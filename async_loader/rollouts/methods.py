@@ -20,6 +20,7 @@ from async_loader.rollouts.states import MEMBER_BITS
 from async_loader.rollouts.stats import RolloutStats
 from async_loader.source import Applied
 from async_loader.table import Batch
+from async_loader.validation import whole
 
 _PARTS = itertools.count(1)
 
@@ -124,6 +125,15 @@ class RolloutMethods(ProducerMethods):
     def _sampler(self, sampler: Sampler | None) -> Any:
         """Return a sampler as it travels."""
         return sampler
+
+    def publish(self, version: int) -> None:
+        """There is a newer policy: what learners of this process were given is trained.
+
+        In a feeder, `Client.publish` does this, unless weights go another way.
+        """
+        number = whole("version", version, 0)
+        self._settle(hold=True)
+        self._ask("publish", version=number)
 
     def settle(self) -> None:
         """Note that all batches that this process was given are trained."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from async_loader.errors import Closed, Timeout
 from async_loader.lifecycle import AutoResetEvent, Deadline
+from async_loader.name_hints import stacklevel
 from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.rollouts.batches import Pieces, joined
 from async_loader.rollouts.requests import Answer, Arrays, Request, Requests
@@ -154,7 +155,7 @@ class LocalPort:
                     if patience <= 0:
                         warned, patience = True, math.inf
                         text = f"waiting for {WARN_AFTER_S:g} s for {pending.request.why}"
-                        warnings.warn(text, RuntimeWarning, stacklevel=4)
+                        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
                 left = min(deadline.left_or_inf(), self.due_s(), patience)
                 pending.event.pass_through(None if left == math.inf else left)
                 self.look()

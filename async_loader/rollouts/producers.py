@@ -25,10 +25,6 @@ class ProducerMethods:
 
     _port: Port
 
-    @abstractmethod
-    def _about(self) -> Mapping[str, Any]:
-        """Return its settings, and where it stands."""
-
     @property
     @abstractmethod
     def group_schema(self) -> GroupSchema:
@@ -39,6 +35,10 @@ class ProducerMethods:
     ) -> tuple[dict[str, Any], dict[str, Array]]:
         port = self._port
         return port.answer(port.ask(name, arguments, arrays or {}), port.timeout_s)
+
+    def _about(self) -> Mapping[str, Any]:
+        """Return its settings, and where it stands."""
+        return self._ask("about")[0]
 
     # -- generators --------------------------------------------------------------------------------
 
@@ -56,8 +56,9 @@ class ProducerMethods:
 
         The end of the loop's body commits it. If the body raises, or is left by ``break``, the
         prompt is given back, and tried again. The same happens if this process dies, or does not
-        commit within ``deadline_s``. The loop ends when there are no more prompts, and none can be
-        given back.
+        commit within ``deadline_s``. The loop ends when there are no more prompts, and no group of
+        these is being made. What is given back later goes to the next loop, or ends as "no
+        generator" after ``deadline_s``.
 
         Parameters
         ----------

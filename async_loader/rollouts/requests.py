@@ -128,6 +128,7 @@ class Requests:
             self.table.changed = False
             for request in list(self.requests):
                 self._try(request, first)
+            self.table.expire(now)
         if first is not None and first.over:  # last: others wait for what it has changed
             self._over(first)
         for request in [one for one in self.requests if one.until <= now]:
@@ -202,15 +203,13 @@ class Requests:
             counts.updates, len(table.waiting), given_back, table.count(State.READY),
         )  # fmt: skip
 
-    def by_state(self) -> dict[str, int]:
-        return {one.value: self.table.count(one) for one in State if one is not State.ENDED}
-
     def status(self) -> dict[str, Any]:
         """Return the values of `RolloutStats`."""
         table, counts, now = self.table, self.table.counts, self.clock()
         begun = [one.deadline - self.settings.deadline_s for one in table.holders.values()]
         return {
-            "states": self.by_state(), "slots": self.settings.slots, "free": table.free,
+            "states": {one.value: table.count(one) for one in State if one is not State.ENDED},
+            "slots": self.settings.slots, "free": table.free,
             "prompts_waiting": len(table.waiting), "version": table.version,
             "step": self.steps.number, "drawn": counts.drawn, "trained": counts.trained,
             "ended": dict(counts.ended), "given_back": dict(counts.given_back),

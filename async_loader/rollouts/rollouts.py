@@ -119,9 +119,6 @@ class Rollouts(RolloutMethods):
         """The fields."""
         return self.settings.schema
 
-    def _about(self) -> Mapping[str, Any]:
-        return self._ask("about")[0]
-
     def __repr__(self) -> str:
         one = self.settings
         return (
@@ -130,15 +127,6 @@ class Rollouts(RolloutMethods):
 
     def __reduce__(self) -> Any:
         raise CannotSend("a table of rollouts stays in its process: use connect('embedded')")
-
-    def publish(self, version: int) -> None:
-        """There is a newer policy: what learners of this process were given is trained.
-
-        In a feeder, `Client.publish` does this.
-        """
-        number = whole("version", version, 0)
-        self._settle(hold=True)
-        self._ask("publish", version=number)
 
     # -- one cut -----------------------------------------------------------------------------------
 

@@ -16,19 +16,20 @@ they are made again, so that long ones are not left out, and commits from before
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import struct
 import zlib
 from collections import Counter
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError
+from async_loader.replay.checkpoint.writing import durable, sync_folder
 from async_loader.rollouts.prompts import Counts
 from async_loader.rollouts.requests import Requests
 from async_loader.rollouts.schema import Array
@@ -63,17 +64,16 @@ def state_of(calls: Requests) -> dict[str, Any]:
             }
         )  # fmt: skip
         arrays[f"{one.id}/lengths"] = one.lengths
-        for name, column in one.columns.items():
+        for column in one.columns.values():
             column.flags.writeable = False  # a later update copies it: see `Group.set`
-            arrays[f"{one.id}/column/{name}"] = column
+        arrays |= {f"{one.id}/column/{name}": column for name, column in one.columns.items()}
         arrays |= {f"{one.id}/missing/{name}": mask.copy() for name, mask in one.missing.items()}
-    counts = table.counts
     meta = {
         "schema": table.schema.plain(), "version": table.version, "step": calls.steps.number,
         "next_id": table.next_id, "groups": groups, "prompts": prompts,
         "cursors": {name: [one.next, one.limit] for name, one in table.cursors.items()},
-        "skipped": sorted(table.skipped), "drawn": counts.drawn, "trained": counts.trained,
-        "ended": dict(counts.ended), "given_back": dict(counts.given_back), "late": counts.late,
+        "skipped": sorted(table.skipped),
+        "counts": {name: copy(getattr(table.counts, name)) for name in Counts.__slots__},
     }  # fmt: skip
     return {"meta": meta, "arrays": arrays}
 
@@ -100,10 +100,9 @@ def restore(calls: Requests, state: Mapping[str, Any]) -> None:
     table.cursors = {name: Cursor(*one) for name, one in meta["cursors"].items()}
     table.waiting.extend(Prompt(*one) for one in meta["prompts"])
     table.skipped = {(name, number) for name, number in meta["skipped"]}
-    table.counts = Counts(
-        drawn=meta["drawn"], trained=meta["trained"], ended=Counter(meta["ended"]),
-        given_back=Counter(meta["given_back"]), late=meta["late"],
-    )  # fmt: skip
+    counts = meta["counts"]
+    by_reason = {name: Counter(counts[name]) for name in ("ended", "given_back")}
+    table.counts = Counts(**{**counts, **by_reason})
     deadline = calls.clock() + calls.settings.deadline_s
     for one in meta["groups"]:
         group = Group(
@@ -148,23 +147,17 @@ def write(folder: Path, state: Mapping[str, Any]) -> int:
         raise ConfigError(text) from None
     folder.mkdir(parents=True, exist_ok=True)
     beside = folder / f".{FILE}.{os.getpid()}"
+    beside.unlink(missing_ok=True)
     try:
-        with open(beside, "wb") as file:
+        with durable(beside) as file:
             file.write(_HEAD.pack(_MAGIC, len(head), zlib.crc32(head), checksum))
             file.write(head)
             for one in arrays.values():
                 file.write(one.reshape(-1).view(np.uint8).data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, folder / FILE)
-        at = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(at)
-        finally:
-            os.close(at)
+        beside.replace(folder / FILE)
+        sync_folder(folder)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            beside.unlink()
+        beside.unlink(missing_ok=True)
     return _HEAD.size + len(head) + size
 
 

@@ -57,6 +57,8 @@ class SlotTable(PromptLedger):
         Of the newest policy.
     needs : tuple of str
         Fields that a group has to have until its deadline.
+    alone_until : float | None
+        When prompts end that are `alone`.
     """
 
     def __init__(self, settings: GroupSettings) -> None:
@@ -68,6 +70,7 @@ class SlotTable(PromptLedger):
         self.version = 0
         self.needs = tuple(self.schema.fields)
         self.next_id = 0
+        self.alone_until: float | None = None
 
     @property
     def free(self) -> int:
@@ -82,6 +85,19 @@ class SlotTable(PromptLedger):
 
     def count(self, state: State) -> int:
         return sum(one.state is state for one in self.groups.values())
+
+    def lacking(self) -> str:
+        """Return how many groups are ready but for late fields, and for which, in words."""
+        late = [one for one in self.open.values() if one.state is State.READY]
+        names = [name for name in self.needs if any(one.lacks.get(name) for one in late)]
+        return f"{len(late)} lack {', '.join(names) or 'fields'}"
+
+    def holding(self) -> str:
+        """Return who holds the slots, in words."""
+        counts = {one.value: self.count(one) for one in State}
+        said = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        late = any(one.state is State.READY for one in self.open.values())
+        return f"{said or 'no'} groups{f', {self.lacking()}' if late else ''}"
 
     # -- the moves ---------------------------------------------------------------------------------
 
@@ -115,7 +131,7 @@ class SlotTable(PromptLedger):
             self.counts.ended[reason] += 1
 
     def expire(self, now: float) -> None:
-        """End the groups whose deadline has passed."""
+        """End the groups whose deadline has passed, and prompts that no generator takes."""
         for group in list(self.open.values()):
             if group.deadline > now:
                 continue
@@ -124,10 +140,20 @@ class SlotTable(PromptLedger):
                 self.end(group, "deadline", True)
             else:
                 self.end(group, f"deadline: no {', '.join(late)}", True)
+        if not self.alone:
+            self.alone_until = None
+        elif self.alone_until is None:
+            self.alone_until = now + self.settings.deadline_s
+        elif self.alone_until <= now:
+            self.counts.ended["no generator"] += len(self.waiting)
+            self.waiting.clear()
+            self.changed = True
 
     def due(self) -> float | None:
         """Return when the next deadline passes."""
-        return min((one.deadline for one in self.open.values()), default=None)
+        ends = [one.deadline for one in self.open.values()]
+        ends += [] if self.alone_until is None else [self.alone_until]
+        return min(ends, default=None)
 
     def need(self, names: tuple[str, ...]) -> None:
         """Set which fields a group has to have."""
@@ -142,20 +168,33 @@ class SlotTable(PromptLedger):
                     self.open[group.id] = group
 
     def _finished(self, name: str) -> bool:
-        """Whether no prompt of a name is left, and none can be given back."""
+        """Whether no prompt of a name waits, and no group of it is being made.
+
+        Groups that are ready may still be given back. A program may read them after its loop, so
+        the loop does not wait for that: see `alone`.
+        """
         return not self.has_more(name) and not any(
-            one.prompt.name == name for one in self.open.values()
+            one.prompt.name == name for one in self.open.values() if one.state is State.RESERVED
+        )
+
+    @property
+    def _all_drawn(self) -> bool:
+        """Whether each prompt was drawn, and no group is being made."""
+        return (
+            bool(self.cursors)
+            and all(cursor.over for cursor in self.cursors.values())
+            and not any(one.state is State.RESERVED for one in self.open.values())
         )
 
     @property
     def exhausted(self) -> bool:
         """Whether no group can come any more."""
-        return (
-            bool(self.cursors)
-            and all(cursor.over for cursor in self.cursors.values())
-            and not self.waiting
-            and not any(one.state is State.RESERVED for one in self.open.values())
-        )
+        return self._all_drawn and not self.waiting
+
+    @property
+    def alone(self) -> bool:
+        """Whether the prompts that wait were given back, and no generator is there to take them."""
+        return self._all_drawn and bool(self.waiting) and self.free > 0
 
     # -- versions ----------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ class RolloutSource:
         rank: int,
         keep: Keep | None,
         batch_size: int,
-        table: object,
+        table: Any,
     ) -> None:
         self._port, self._schema, self._part = port, schema, part
         self._learner, self._rank, self._keep = learner, rank, keep
@@ -207,15 +207,13 @@ class RolloutSource:
     def update_priorities(
         self, index: npt.NDArray[np.int64], priority: npt.NDArray[np.float64]
     ) -> Applied:
-        """Set priorities of groups, by ids of their members: the largest of each counts."""
-        arrays = {"index": np.asarray(index, np.int64), "priority": np.asarray(priority, float)}
-        found = self._port.answer(self._port.ask("prioritize", {}, arrays), self._port.timeout_s)[0]
-        return Applied(found["applied"], found["stale"])
+        """See `Rollouts.update_priorities`."""
+        applied: Applied = self._table.update_priorities(index, priority)
+        return applied
 
     def update(self, index: Any, /, **fields: Any) -> Applied:
-        """Set fields of members, by id: see `Rollouts.update`."""
-        table: Any = self._table
-        applied: Applied = table.update(index, **fields)
+        """See `Rollouts.update`."""
+        applied: Applied = self._table.update(index, **fields)
         return applied
 
     def close(self, timeout_s: float | None = None) -> None:

@@ -174,10 +174,11 @@ class Steps:
         if last and not fresh:
             return []
         if len(ready) < settings.batch and not last:
-            lacking = sum(one.state is State.READY for one in table.open.values())
+            alone = f", for a generator: each is gone, they end in {settings.deadline_s:g} s"
             self.why = (
-                f"{settings.batch} groups: {len(ready)} are there, {lacking} lack fields, "
+                f"{settings.batch} groups: {len(ready)} are there, {table.lacking()}, "
                 f"{table.count(State.RESERVED)} are being made, {len(table.waiting)} prompts wait"
+                f"{alone if table.alone else ''}"
             )
             return None
         order = self._order(ready)

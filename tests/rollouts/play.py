@@ -46,6 +46,7 @@ class Round:
         Path(self.folder, "feeder.yaml").write_text(yaml.safe_dump(config))
         self.processes = {}
         self.said = []
+        self.counts = {"lost": 0, "doubled": 0, "stuck": 1}
 
     def start(self, place):
         role = ROLES[place]
@@ -64,7 +65,7 @@ class Round:
         try:
             for place in range(len(ROLES)):
                 self.start(place)
-            self.wait_for_steps(1, begun)
+            self.wait_for_a_cut(begun)
             for _ in range(self.kills):
                 time.sleep(self.random.uniform(0.02, 0.6))
                 places = [i for i, role in enumerate(ROLES) if role in self.kinds]
@@ -83,9 +84,10 @@ class Round:
                     process.kill()
                 process.wait()
 
-    def wait_for_steps(self, count, begun):
+    def wait_for_a_cut(self, begun):
+        """A learner that is killed before has nothing to go on from."""
         while time.monotonic() - begun < LIMIT_S / 2:
-            if Path(self.folder, "saves", "math", "cut-1").exists():
+            if Path(self.folder, "ledger.json").exists():
                 return
             time.sleep(0.01)
 
@@ -106,6 +108,10 @@ class Round:
             twice = sorted({one for one in trained if trained.count(one) > 1})
             wrong.append(f"prompts {twice} were trained twice")
         kept = {one for one in range(PROMPTS) if one % 5}
+        self.counts = {
+            "lost": len(kept - set(trained)), "doubled": len(trained) - len(set(trained)),
+            "stuck": 0,
+        }  # fmt: skip
         if set(trained) != kept:
             wrong.append(f"prompts {sorted(kept - set(trained))} were not trained: {stats}")
         if stats["drawn"] != PROMPTS or stats["trained"] != len(kept):

@@ -32,7 +32,7 @@ def generator(client, folder, prompts):
     table = client.table("math")
     for group in table.groups(range(prompts), timeout_s=TIMEOUT_S):
         while group.missing:
-            pause(0.002)
+            pause(0.02)
             tokens = np.full(1 + group.prompt % 5, group.prompt, np.int32)
             group.append(tokens=tokens, version=np.full(len(tokens), group.version))
         group.update(answer=group.prompt)
@@ -71,9 +71,11 @@ def learner(client, folder, prompts):
             state["cut"] += 1
             table.save(f"cut-{state['cut']}", timeout_s=TIMEOUT_S)
             keep(ledger, state)
-    state["stats"] = {
-        name: getattr(table.stats(), name) for name in ("drawn", "trained", "ended", "free")
-    }
+    last, deadline = table.stats(), Deadline(30)
+    while last.drawn < prompts and not deadline.expired:  # a feeder from a save: generators ask it
+        pause(0.02)
+        last = table.stats()
+    state["stats"] = {one: getattr(last, one) for one in ("drawn", "trained", "ended", "free")}
     state["over"] = True
     keep(ledger, state)
     source.close()

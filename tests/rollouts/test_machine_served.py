@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import shutil
 import tempfile
 import threading
@@ -19,6 +20,8 @@ from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import Plane
 from async_loader.rollouts.saving import restore, state_of
 
+EXAMPLES = int(os.environ.get("SERVED_HISTORIES", "12"))
+
 
 class ServedDriver:
     """As `LocalDriver`; `kill` ends a client's session as the server does, and it comes again."""
@@ -28,7 +31,7 @@ class ServedDriver:
         self.folder = tempfile.mkdtemp()
         endpoints = {plane: f"ipc://{self.folder}/{plane.value}" for plane in Plane}
         self.server = Server(
-            {}, endpoints, ServiceSettings(silence_s=1e5), rollouts={"math": wanted},
+            {}, endpoints, ServiceSettings(silence_s=1e6), rollouts={"math": wanted},
             clock=lambda: self.now,
         )  # fmt: skip
         self.calls = self.server._rollouts.tables["math"]
@@ -98,7 +101,7 @@ class ServedMachine(RolloutMachine):
 
 def test_no_group_is_lost_doubled_split_over_stale_or_stuck_in_a_feeder():
     chosen = settings(
-        max_examples=12, stateful_step_count=40, deadline=None, database=None,
+        max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
         suppress_health_check=list(HealthCheck), print_blob=False,
     )  # fmt: skip
     run_state_machine_as_test(ServedMachine, settings=chosen)

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from async_loader import AsyncDataLoader, Field, Prioritized, Ragged, Rollouts, Uniform
+from async_loader import AsyncDataLoader, Field, Prioritized, Ragged, Rollouts, Uniform, connect
 from async_loader.errors import ConfigError, CorruptCheckpoint, SchemaError, Timeout
 from async_loader.lifecycle import Deadline, Patience
 from async_loader.rollouts import jagged, micro_batches, padded
 from async_loader.rollouts.balance import micro_batches as share
 from async_loader.rollouts.balance import shares
+from async_loader.rollouts.requests import Requests
+from async_loader.source import END
 
 SCHEMA = {
     "tokens": Ragged("int32"),
@@ -130,6 +132,22 @@ def test_a_reservation_waits_for_a_slot_and_says_who_holds_them():
     assert table.stats().drawn == 2  # the call that gave up left no prompt behind
 
 
+@pytest.mark.parametrize("where", ["here", "in a feeder"])
+def test_a_long_wait_warns_and_ends_by_the_deadline(where, monkeypatch):
+    for module in ("rollouts.port", "feeder.client.rollouts"):
+        monkeypatch.setattr(f"async_loader.{module}.WARN_AFTER_S", 0.1)
+    table = Rollouts(SCHEMA, batch=1, max_lag=0, size=1, deadline_s=0.5)
+    with contextlib.ExitStack() as stack:
+        if where == "in a feeder":
+            table = stack.enter_context(connect("embedded", tables={"math": table})).table("math")
+        warned = pytest.warns(RuntimeWarning, match="one of 1 slots: 1 ready groups, 1 lack reward")
+        with warned as found:
+            for group in table.groups(range(2)):
+                group.append(tokens=[1], version=[0], answer=0)
+        assert found[0].filename == __file__
+        assert table.stats().given_back["deadline: no reward"] >= 1
+
+
 def test_a_reservation_is_for_no_number_that_was_trained_after_a_save():
     table = Rollouts(SCHEMA, batch=1)
     table._ask("trained", keys=[["reserved", 0]], version=0)
@@ -221,11 +239,37 @@ def test_too_old_groups_are_dropped_or_masked(stale):
 def test_a_group_without_its_late_field_is_ended_with_its_reason():
     table = Rollouts(SCHEMA, batch=1, max_lag=0, deadline_s=0.05, tries=1)
     commit(table)
-    with pytest.raises(Timeout, match="1 lack fields"):
+    with pytest.raises(Timeout, match="1 lack reward"):
         next_of(table.source(needs=["reward"]), 0.01)
     with pytest.raises(Timeout):
         next_of(table.source(needs=["reward"]), 0.2)
     assert table.stats().ended == {"deadline: no reward": 1}
+
+
+def test_rewards_may_come_after_the_loop_of_one_thread():
+    table = Rollouts(SCHEMA, batch=2, max_lag=0, deadline_s=5)
+    for group in table.groups(range(2), size=1):
+        group.append(tokens=[1], version=[0], answer=0)
+    assert table.update([0, 1 << 16], reward=[1, 2]).applied == 2
+    assert next_of(table.source())["reward"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_prompt_that_comes_back_after_the_loop_has_a_generator_or_an_end(returns):
+    table = Rollouts({"tokens": Ragged("int32")}, batch=2, max_lag=1, size=1, deadline_s=0.3)
+    for group in table.groups(range(4)):
+        group.append(tokens=[1])
+    table.publish(1)
+    source = table.source()
+    next_of(source)
+    table.publish(3)  # a jump: two groups are too old
+    with pytest.raises(Timeout, match="2 prompts wait, for a generator: each is gone"):
+        next_of(source, 0.01)
+    for group in table.groups(range(4)) if returns else ():
+        group.append(tokens=[2])
+    plan = source.plan(2, Patience(deadline=Deadline(5)))
+    assert (plan is END) is not returns
+    assert table.stats().ended == ({} if returns else {"no generator": 2})
 
 
 def test_members_come_once_and_come_again_if_the_loop_was_left():
@@ -244,6 +288,30 @@ def test_members_come_once_and_come_again_if_the_loop_was_left():
         next(members)
     assert sorted(numbers) == [0, 1, 2]
     assert table.get([0])["reward"].tolist() == [2, 2, 2]
+
+
+def test_waits_are_woken_and_never_poll(monkeypatch):
+    table, found, looks = Rollouts(SCHEMA, batch=1, max_lag=0), [], []
+    advance = Requests.advance
+    monkeypatch.setattr(Requests, "advance", lambda *args: (looks.append(1), advance(*args)))
+    source = table.source(needs=["reward"])
+    waits = [
+        threading.Thread(
+            target=lambda: next(table.members(["tokens"], ["reward"])).update(reward=1)
+        ),
+        threading.Thread(target=lambda: found.append(next_of(source, 20))),
+    ]
+    for thread in waits:
+        thread.start()
+    while len(table.stats().waiting) < 2:
+        threading.Event().wait(0.001)
+    before = len(looks)
+    threading.Event().wait(0.3)
+    assert len(looks) == before
+    commit(table)
+    for thread in waits:
+        thread.join(10)
+    assert found[0]["reward"].tolist() == [1]
 
 
 def test_members_that_were_used_before_a_loop_was_left_keep_no_other_waiting():
@@ -439,6 +507,32 @@ def test_one_cut_goes_on_without_a_prompt_lost_or_trained_twice(tmp_path):
         table.publish(table.version + 1)
     assert sorted(seen) == list(range(6))
     assert hanging.id not in table.get([hanging.id << 16])
+
+
+def test_restarts_favour_neither_short_nor_long_rollouts():
+    table, seen, loops = Rollouts(SCHEMA, batch=2, max_lag=1), [], []
+
+    def take():
+        loops.append(table.groups(range(8), size=1, timeout_s=5))
+        return next(loops[-1])
+
+    def make(group):
+        n = 9 if group.prompt in (0, 3) else 1
+        group.append(tokens=[0] * n, version=[table.version] * n, reward=1, answer=0)
+        assert group.commit()
+
+    for _ in range(3):  # the long ones are under way at each of these saves
+        for group in [take() for _ in range(4)]:
+            if group.prompt not in (0, 3):
+                make(group)
+        source = table.source()
+        seen += np.diff(next_of(source)["offsets"]).tolist()
+        state, table = table.state_dict(), Rollouts(SCHEMA, batch=2, max_lag=1)
+        table.load_state_dict(state)
+    for _ in range(2):
+        make(take())
+    seen += np.diff(next_of(table.source())["offsets"]).tolist()
+    assert sorted(seen) == [1] * 6 + [9] * 2
 
 
 def test_a_damaged_save_is_named(tmp_path):

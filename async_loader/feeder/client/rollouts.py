@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,14 +23,15 @@ from async_loader.feeder.client.table import Client
 from async_loader.feeder.plain_values import plain_of
 from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
 from async_loader.lifecycle import Deadline, seconds
+from async_loader.name_hints import stacklevel
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.waiters import WARN_AFTER_S
 from async_loader.rollouts.batches import memory
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.rollouts.source import RolloutSource
 from async_loader.shm.slot_leases import COPY_BELOW
-from async_loader.validation import whole
 
 _BESIDE = 1 << 20
 """Bytes of a call beside its arrays."""
@@ -152,6 +154,8 @@ class RemotePort:
         else:
             deadline = Deadline(timeout_s)
         try:
+            if wait_s is None and timeout_s is None:
+                self._warn_if_long(pending)
             reply = connection.answer(pending.call, deadline)
         finally:
             self._give_up(pending)
@@ -173,6 +177,14 @@ class RemotePort:
             whole[have : have + len(part)] = np.frombuffer(part, np.uint8)
             have += len(part)
         return body.answer, unpacked(body.specs, whole)
+
+    def _warn_if_long(self, pending: RemotePending) -> None:
+        """Wait for an answer, for some seconds; then say what it waits for."""
+        try:
+            self._connection.news.until(lambda: pending.over, Deadline(WARN_AFTER_S), str)
+        except Timeout:
+            text = f"waiting for {WARN_AFTER_S:g} s for {self.explain(pending)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
 
     def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
         """See `Port`."""
@@ -211,7 +223,9 @@ class RemotePort:
     def explain(self, pending: RemotePending) -> str:
         """See `Port`."""
         try:
-            answer, _ = self.answer(self.ask("waits"), self.timeout_s)
+            body = pending.call.body
+            name = {"name": body.call} if isinstance(body, Rollouts) else {}
+            answer, _ = self.answer(self.ask("waits", name), self.timeout_s)
         except Timeout:
             return self.why(pending)
         return f"{answer['why'] or 'its turn'} (of table {self._name!r})"
@@ -243,9 +257,6 @@ class RolloutsClient(RolloutMethods):
             self._known = GroupSchema.from_plain(self._about()["schema"])
         return self._known
 
-    def _about(self) -> Mapping[str, Any]:
-        return self._ask("about")[0]
-
     def _sampler(self, sampler: Sampler | None) -> Any:
         return None if sampler is None else plain_of(sampler)
 
@@ -256,12 +267,6 @@ class RolloutsClient(RolloutMethods):
         address = self._connection.address
         text = f"say connect({address!r}).table({self.name!r}) there"
         raise CannotSend(f"a client's table stays in its process: {text}")
-
-    def publish(self, version: int) -> None:
-        """There is a newer policy, whose weights go another way than by `Client.publish`."""
-        number = whole("version", version, 0)
-        self._settle(hold=True)
-        self._ask("publish", version=number)
 
     def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
         """Save in the feeder; what this process was given is trained. Return the bytes.
