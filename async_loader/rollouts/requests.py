@@ -121,14 +121,16 @@ class Requests:
         now = self.clock()
         self.table.expire(now)
         if first is not None and not self.table.changed:
-            self._try(first)
+            self._try(first, first)
         elif first is None:
             self.table.changed = True
         while self.table.changed:
             self.table.changed = False
             for request in list(self.requests):
-                self._try(request)
+                self._try(request, first)
             self.table.expire(now)
+        if first is not None and first.over:  # last: others wait for what it has changed
+            self._over(first)
         for request in [one for one in self.requests if one.until <= now]:
             seconds = request.until - request.since
             request.error = Timeout(f"{seconds:g} s have passed while waiting for {request.why}")
@@ -144,7 +146,7 @@ class Requests:
         if request in self.requests:
             self.requests.remove(request)
 
-    def _try(self, request: Request) -> None:
+    def _try(self, request: Request, first: Request | None) -> None:
         if request.over:
             return
         try:
@@ -153,7 +155,7 @@ class Requests:
             request.error = error
         else:
             request.answer = (found, {}) if isinstance(found, dict) else found
-        if request.over:
+        if request.over and request is not first:
             self._over(request)
 
     def _over(self, request: Request) -> None:
