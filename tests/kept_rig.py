@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,11 @@ Files = dict[str, bytes]
 
 
 @pytest.fixture
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of some kilobytes, which are copied often."""
     monkeypatch.setattr(kept_file, "STREAMS", 64)
     monkeypatch.setattr(kept_file, "PRODUCERS", 64)
-    yield
+    return
 
 
 def put_back(folder: Path, files: Files) -> None:

@@ -237,6 +237,8 @@ class KeptFile:
         self.folder = Path(folder)
         self.found = self.leases = self.held = False
         self.seen: Ids = np.empty(0, np.int64)
+        self._slots: dict[bytes, int] = {}
+        self._free = list(range(PRODUCERS - 1, -1, -1))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -305,8 +307,8 @@ class KeptFile:
             )
         self._number = pages.commit.number
         self._slots = {key: slot for key, (slot, *_) in pages.slots.items()}
-        self._free = list(set(range(PRODUCERS)) - set(self._slots.values()))
-        self._free.sort(reverse=True)
+        taken = set(self._slots.values())
+        self._free = [slot for slot in range(PRODUCERS - 1, -1, -1) if slot not in taken]
         if pages.commit.slot >= 0:
             self._write_slot(pages.commit.slot, pages.commit.producer)
         return made
@@ -457,7 +459,8 @@ class KeptFile:
 
     def positions(self) -> list[Position]:
         """Return where each producer was when the table was opened."""
-        return [(key.hex(), *rest) for key, (_, *rest) in self.pages.slots.items()]  # type: ignore[misc]
+        slots = self.pages.slots if self.found else {}
+        return [(key.hex(), applied, done) for key, (_, applied, done) in slots.items()]
 
     def _choosers(self) -> list[tuple[int, Binding]]:
         """Return what chooses for the table and for its own view, and where its words are."""
