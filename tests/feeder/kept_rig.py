@@ -220,7 +220,7 @@ def _check(name: str, buffer: ReplayBuffer, load: Load) -> None:
 
 
 def rounds(folder: Path, kept: Path, count: int, seed: int = 0) -> Iterator[tuple[float, float]]:
-    """Kill the feeder so many times; the seconds until it served again, and until all went on."""
+    """Kill the feeder ``count`` times; the seconds until it served again, and until all went on."""
     feeder, rng = Feeder(folder, kept), random.Random(seed)
     feeder.start()
     try:

@@ -34,13 +34,13 @@ from zipfile import BadZipFile
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Unsupported
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.insert_queue import Position
 from async_loader.feeder.server.reader_state import RequeuedRows
 from async_loader.feeder.server.state import TableEntry
 from async_loader.feeder.table_settings import as_file
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
 from async_loader.replay.checkpoint import SaveReport
+from async_loader.replay.table.nonblocking_table import Position
 from async_loader.validation import path_of
 
 REMEDY = (

@@ -91,7 +91,7 @@ def _sealed(body: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def _opened(raw: bytes, size: int) -> bytes | None:
+def _opened(raw: bytes | memoryview, size: int) -> bytes | None:
     """Return the first ``size`` bytes; ``None`` if their checksum behind them is not theirs."""
     body = bytes(raw[:size])
     return body if _sealed(body) == bytes(raw[: size + _CRC.size]) else None
@@ -149,7 +149,7 @@ class Pages:
         for at in (0, _COPY):
             body = _opened(self.commits[at:], _COMMIT.size + _PRODUCER.size)
             if body is not None:
-                found.append(Commit(*_COMMIT.unpack_from(body), body[_COMMIT.size :]))
+                found.append(Commit._make((*_COMMIT.unpack_from(body), body[_COMMIT.size :])))
         (done,) = _NUMBER.unpack_from(self.commits, _DONE)
         newest = max(found, default=None)
         if newest is None or newest.number < done:
@@ -244,7 +244,7 @@ class KeptFile:
             fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"keep={folder!r}: no file can be made there: {error}") from error
-        self._unlock = weakref.finalize(self, os.close, fd)
+        self._unlock = weakref.finalize(self, _unlock, fd, os.getpid())
         self._unlock.atexit = False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -487,7 +487,8 @@ class KeptFile:
         path = self.folder / "patch.npz"
         new = path.with_name("patch.new")
         with open(new, "wb") as file:
-            np.savez(file, ids=ids, **{f"f{i}": column for i, column in columns.items()})
+            named: dict[str, Any] = {f"f{i}": column for i, column in columns.items()}
+            np.savez(file, ids=ids, **named)
         os.rename(new, path)
         try:
             yield
@@ -506,6 +507,13 @@ class KeptFile:
         with np.load(path) as file:
             columns = {int(name[1:]): file[name] for name in file.files if name != "ids"}
             return file["ids"], columns
+
+
+def _unlock(fd: int, pid: int) -> None:
+    """Give a lock up; in a fork, only its descriptor: the lock is the parent's."""
+    if os.getpid() == pid:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def _text(value: object) -> str:

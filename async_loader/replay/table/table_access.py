@@ -64,7 +64,7 @@ class TableAccess:
         view: View | None = None,
         folder: str | None = None,
         kept: Any = None,
-        recover: Callable[[Table, Any], None] | None = None,
+        recover: Callable[[Table, Any], None] = lambda table, kept: None,
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
