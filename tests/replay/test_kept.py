@@ -4,6 +4,7 @@ refused.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -170,3 +171,20 @@ def test_a_kill_in_a_load_is_an_error(tmp_path):
         shared_table(table).table.storage.loading = True
     with pytest.raises(ConfigError, match="load the save again"):
         ReplayBuffer(40, keep=tmp_path)
+
+
+def test_a_folder_tells_what_it_keeps_without_a_feeder(tmp_path):
+    with filled(tmp_path / "replay") as table:
+        table.delete([3])
+        assert told(tmp_path)["in_use"]
+        found = told(tmp_path / "replay")
+    assert (found["steps"], found["inserted"], found["sampled"]) == (29, 30, 4)
+    assert [field["name"] for field in found["schema"]] == ["x", "frame", "done"]
+    assert not told(tmp_path)["in_use"]
+
+
+def told(folder: Path) -> dict:
+    command = [sys.executable, "-m", "async_loader", "inspect", str(folder)]
+    assert b"29 steps" in subprocess.run(command, check=True, capture_output=True).stdout
+    done = subprocess.run([*command, "--json"], check=True, capture_output=True)
+    return json.loads(done.stdout)

@@ -16,7 +16,7 @@ they were never acknowledged or drawn. Nothing is synced to a disk: a kill of th
 anything.
 """
 
-from async_loader.replay.kept.file import KeptFile, table_in
+from async_loader.replay.kept.file import Contents, KeptFile, contents, tables_in
 from async_loader.replay.kept.recovery import recover
 
-__all__ = ["KeptFile", "recover", "table_in"]
+__all__ = ["Contents", "KeptFile", "contents", "recover", "tables_in"]

@@ -87,6 +87,13 @@ def table_in(folder: str | os.PathLike[str]) -> Path | None:
     return path if path.is_file() else None
 
 
+def tables_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the file of a kept table in a folder, or those of a feeder's tables."""
+    return [path for path in sorted(Path(folder).glob(f"*/{TABLE}")) if path.is_file()] or [
+        path for path in [table_in(folder)] if path is not None
+    ]
+
+
 def _sealed(body: bytes) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
@@ -204,6 +211,45 @@ def read(path: Path) -> Pages:
         if not (size := os.fstat(file.fileno()).st_size):
             raise CorruptCheckpoint(f"{path}: is empty: remove it")
         return Pages(path, memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)))
+
+
+class Contents(NamedTuple):
+    """What a kept table holds."""
+
+    schema: Schema
+    steps: int
+    capacity: int
+    nbytes: int
+    inserted: int
+    sampled: int
+    streams: int
+    producers: int
+    in_use: bool
+
+
+def contents(path: Path) -> Contents:
+    """Read what a file holds, also while its table is in use. Raises as `read`."""
+    pages = read(path)
+    about, commit, schema = pages.about, pages.commit, schema_of(pages.about["schema"])
+    capacity, rows = about["capacity"], about["rows"]
+    layout = StorageLayout.of(schema, capacity, rows - capacity, about["ring"][1])
+    heads = np.ndarray((rows, 4), np.int64, pages._memory, 0, (layout.stride, 8))
+    ids, flags = heads[:, r.ID // 8] - 1, heads[:, r.FLAGS // 8]
+    there = (ids >= max(0, commit.cursor - capacity)) & (ids < commit.cursor)
+    steps = int(np.count_nonzero(there & (flags & (r.FINAL | r.DELETED) == 0)))
+    return Contents(
+        schema, steps, capacity, about["nbytes"], commit.inserted, pages.words[SAMPLED],
+        len(pages.streams()), len(pages.slots), _in_use(path.with_name("lock")),
+    )  # fmt: skip
+
+
+def _in_use(lock: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), open(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 class KeptFile:
