@@ -223,7 +223,8 @@ def import_data(
 @app.command()
 def inspect(
     what: Annotated[
-        str, typer.Argument(help="Folder that a table was saved to, or a feeder's address.")
+        str,
+        typer.Argument(help="Folder that a table was saved to or is kept in, or an address."),
     ],
     table: Annotated[
         str | None, typer.Argument(help="Of a feeder alone; may be left out if there is one.")
@@ -231,7 +232,7 @@ def inspect(
     as_json: Json = False,
     keys: Keys = None,
 ) -> None:
-    """Print the schema and counts of a checkpoint or of a feeder's table.
+    """Print the schema and counts of a checkpoint, of kept tables, or of a feeder's table.
 
     Of a checkpoint also the lengths and returns of its episodes.
     """

@@ -317,7 +317,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
             if "rollouts" in table:
                 continue
             try:
-                made[name] = make_table(table)
+                made[name] = make_table(table, name)
             except AsyncLoaderError as error:
                 for one in made.values():
                     one.close()
@@ -359,6 +359,9 @@ def relative_to(path: Path, settings: ServerSettings) -> ServerSettings:
     if saves is not None:
         checkpoint = replace(settings.checkpoint, path=beside(path, saves))
         settings = replace(settings, checkpoint=checkpoint)
+    for table in settings.tables.values():
+        if "keep" in table:
+            table["keep"] = beside(path, table["keep"])
     return settings
 
 

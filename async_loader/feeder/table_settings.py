@@ -9,9 +9,11 @@ a field is its dtype, or a map. A table without a schema takes the first writer'
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 from async_loader import spaces
 from async_loader.errors import ConfigError
@@ -26,7 +28,7 @@ from async_loader.feeder.plain_values import (
 )
 from async_loader.feeder.wire.schema_codec import spec_of
 from async_loader.name_hints import hint
-from async_loader.replay.arguments import storable
+from async_loader.replay.arguments import kept_in, storable
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.rate_limiter import check_stack
@@ -35,6 +37,7 @@ from async_loader.rollouts.rollouts import Rollouts
 from async_loader.rollouts.schema import GroupSchema
 from async_loader.rollouts.slots import GroupSettings
 from async_loader.schema import Field, Schema
+from async_loader.validation import path_of
 
 OBJECTS = {
     "sampler": tuple(SAMPLERS),
@@ -62,6 +65,7 @@ def read_table(value: object) -> dict[str, Any]:
             rollouts_of(value["rollouts"])
         return {"rollouts": value["rollouts"]}
     given = _given(value)
+    keep = given.pop("keep", None)
     schema = given.pop("schema", None)
     if schema is not None:
         spec_of(schema)  # raises for what cannot travel
@@ -75,6 +79,8 @@ def read_table(value: object) -> dict[str, Any]:
         text = "whole='ragged' is said where the table is read, as in table.sample(64, view="
         raise ConfigError(f"view: {text}Sequences(100, whole='ragged'))")
     found = {name: plain(one, name) for name, one in given.items()}
+    if kept_in(keep, found.get("disk")) is not None:
+        found["keep"] = path_of("keep", keep)
     if schema is not None:
         found["schema"] = schema.rebuild([_plain_field(field) for field in schema.fields])
     return found
@@ -98,14 +104,24 @@ def rollouts_of(plain: object) -> GroupSettings:
     return made_table.settings
 
 
-def make_table(settings: Mapping[str, Any]) -> ReplayBuffer:
-    """Make a table, empty; with a schema its memory is allocated now.
+def make_table(settings: Mapping[str, Any], name: str = "") -> ReplayBuffer:
+    """Make a table, empty, or as it was kept; with a schema its memory is allocated now.
+
+    A table with a name is kept in a folder of that name.
 
     Raises
     ------
     ConfigError, SchemaError, OutOfMemory
     """
-    return _maker(_given(settings))()
+    given = _given(settings)
+    if "keep" in given:
+        given["keep"] = os.path.join(given["keep"], as_file(name))
+    return _maker(given)()
+
+
+def as_file(name: str) -> str:
+    """Return a table's name as a file name. A very long one is too long for the system."""
+    return quote(name, safe=" ()[]{}@+,=").replace(".", "%2E")
 
 
 def _maker(given: Mapping[str, Any]) -> Callable[[], ReplayBuffer]:

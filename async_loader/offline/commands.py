@@ -14,8 +14,10 @@ from async_loader.errors import ConfigError, check_folder, explain
 from async_loader.offline import from_hdf5, from_minari, from_npz
 from async_loader.offline.episode import drawable_steps
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.replay.kept import Contents, contents, tables_in
 from async_loader.replay.samplers import Uniform
 from async_loader.schema import Schema
+from async_loader.shm.limits import human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,12 +104,16 @@ def _format_of(source: str) -> str:
 
 
 def inspect(path: str, *, as_json: bool, console: Console) -> None:
-    """Print what a checkpoint holds.
+    """Print what a checkpoint holds, or the kept tables of a folder.
 
     Raises
     ------
     ConfigError, CorruptCheckpoint
     """
+    for file in (kept_tables := tables_in(path)):
+        _inspect_kept(file, contents(file), as_json, console)
+    if kept_tables:
+        return
     with ReplayBuffer.from_checkpoint(path, sampler=Uniform(), limiter=None, view=None) as table:
         facts = _facts(table)
         if as_json:
@@ -120,6 +126,21 @@ def inspect(path: str, *, as_json: bool, console: Console) -> None:
             if facts[what] is not None:
                 shown = ", ".join(f"{name} {one:.4g}" for name, one in facts[what].items())
                 console.out(f"{what} of episodes: {shown}", highlight=False)
+
+
+def _inspect_kept(file: Path, found: Contents, as_json: bool, console: Console) -> None:
+    facts = {"folder": str(file.parent), **found._asdict(), "schema": fields_of(found.schema)}
+    if as_json:
+        console.out(json.dumps(facts), highlight=False)
+        return
+    lines = (
+        f"{file.parent}: {found.steps:,} steps, capacity {found.capacity:,} in "
+        f"{human(found.nbytes)}, {'in use' if found.in_use else 'not in use'}",
+        f"{found.inserted:,} inserted, {found.sampled:,} sampled, {found.streams:,} streams, "
+        f"{found.producers:,} producers",
+    )
+    console.out("\n".join(lines), highlight=False)
+    console.print(fields_table(facts["schema"]))
 
 
 def _counts(facts: dict[str, Any]) -> str:

@@ -58,6 +58,15 @@ def folder_of(disk: object) -> str | None:
     return os.path.abspath(name)
 
 
+def kept_in(keep: object, disk: object) -> str | None:
+    """Return the folder that keeps a table; ``None``: memory that goes with its process."""
+    if keep is None or keep == "memory":
+        return None
+    if disk is not None:
+        raise ConfigError(f"keep={keep!r} and disk={disk!r}: give the folder once, as keep")
+    return os.path.abspath(path_of("keep", keep))
+
+
 def bytes_of(name: str, value: object) -> int:
     """Convert a size to bytes: an int, or text with a unit (B; KB, MB, GB, TB of 1000; KiB, MiB,
     GiB, TiB of 1024).

@@ -17,8 +17,9 @@ from async_loader.name_hints import (
     misplaced_fields,
 )
 from async_loader.replay import checkpoint
-from async_loader.replay.arguments import folder_of, one_of, positive, size_of
+from async_loader.replay.arguments import folder_of, kept_in, one_of, positive, size_of
 from async_loader.replay.episode_ends import how_ended
+from async_loader.replay.kept import KeptFile, recover
 from async_loader.replay.rate_limiter import (
     Queue,
     RateLimiter,
@@ -92,6 +93,12 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         A folder. Steps are then kept in a file on its disk that is mapped into memory, which may be
         larger than the memory. The file has no name: it goes with the table, also when the process
         is killed; `save` keeps what a table holds.
+    keep : str | os.PathLike, optional
+        A folder for this table alone, whose memory is then a file there, on a tmpfs or a disk. It
+        outlives the process, also one that is killed with SIGKILL, but not the machine: nothing is
+        synced to a disk. A table that is made with the same folder, schema and capacity goes on
+        with its steps, priorities and draws. ``"memory"``, as ``None``: the memory goes with the
+        process.
 
     Raises
     ------
@@ -126,6 +133,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         seed: int | None = None,
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
+        keep: str | os.PathLike[str] | None = None,
     ) -> None:
         require("numba")
         require_linux("a replay table")
@@ -137,20 +145,23 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             check_sampler(name, one)
         most = whole("max_times_sampled", max_times_sampled, 0)
         check_limiter(limiter, most)
-        self._table_state = SharedTable(
-            *size_of(capacity, max_bytes),
-            sampler,
-            remover,
-            limiter,
-            most,
-            seed,
-            checked_view(view),
-            folder_of(disk),
-        )
-        self._view = self._table_state.view
-        self._saver = checkpoint.Saver(self._table_state)
-        if schema is not None:
-            self._table_state.start(Schema.of(schema))
+        size, shown, folder = size_of(capacity, max_bytes), checked_view(view), folder_of(disk)
+        home = kept_in(keep, disk)
+        kept = None if home is None else KeptFile(home)
+        try:
+            self._table_state = SharedTable(
+                *size, sampler, remover, limiter, most, seed, shown, folder, kept, recover
+            )
+            self._view = self._table_state.view
+            self._saver = checkpoint.Saver(self._table_state)
+            if schema is None and kept is not None:
+                schema = kept.schema()
+            if schema is not None:
+                self._table_state.start(Schema.of(schema))
+        except BaseException:
+            if kept is not None:
+                kept.close()
+            raise
 
     @class_only
     @explain_wrong_names
@@ -162,6 +173,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         view: View | None = None,
         capacity: int | str | None = None,
         seed: int | None = None,
+        keep: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Make a queue: each item is drawn exactly once, in the order of insertion; at most
         ``size`` items wait.
@@ -182,7 +194,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             take rows too: room for one final observation for each item with ``next``, and for 64
             open episodes. Give more where more are open at once: a step that waits for its
             successors while all rows are written once over never becomes an item.
-        view, seed : as in ReplayBuffer, optional
+        view, seed, keep : as in ReplayBuffer, optional
 
         Raises
         ------
@@ -197,7 +209,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         >>> rollouts.sample(2)["x"], len(rollouts)
         (array([0, 1]), 1)
         """
-        return cls._each_once(Fifo, size, schema, view, capacity, seed)
+        return cls._each_once(Fifo, size, schema, view, capacity, seed, keep)
 
     @class_only
     @explain_wrong_names
@@ -208,6 +220,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         *,
         capacity: int | str | None = None,
         seed: int | None = None,
+        keep: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Make a stack: as `queue`, but the newest item is drawn first.
 
@@ -218,7 +231,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         ConfigError, SchemaError, OutOfMemory
             As `queue` does; and for a schema that links steps.
         """
-        return cls._each_once(Lifo, size, schema, None, capacity, seed)
+        return cls._each_once(Lifo, size, schema, None, capacity, seed, keep)
 
     @classmethod
     def _each_once(
@@ -229,6 +242,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         view: View | None,
         capacity: int | str | None,
         seed: int | None,
+        keep: str | os.PathLike[str] | None,
     ) -> Self:
         made = None if schema is None else Schema.of(schema)
         if order is Lifo:
@@ -243,6 +257,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             view=view,
             max_times_sampled=1,
             seed=seed,
+            keep=keep,
         )
 
     # -- what it is --------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class BatchScheduler:
         self.blocked = BlockedTime()
         self.given: dict[str, int] = {}
         table.ahead = self.rows_ahead
+        self.kept: Any = None  # a `KeptLeases`
 
     def rows_ahead(self) -> int:
         """Return how many rows were sent ahead. See NOTE [rows that were sent ahead]."""
@@ -215,7 +216,14 @@ class BatchScheduler:
             for number, batch in reader.leases.items():
                 if number >= arrived or number in seen or number in unused:
                     self._returned.put(reader.kind, batch, number in seen)
+                else:
+                    self.confirm(reader, batch)
             reader.leases.clear()
+
+    def confirm(self, reader: ReaderState, batch: OutgoingBatch) -> None:
+        """Note that a learner has used a batch, whose lease is over."""
+        if self.kept is not None and batch.columns is not None:
+            self.kept.confirmed(batch.columns[reader.drawing.index_place])
 
     def close(self, reader: ReaderState) -> None:
         """Close a reader; its leased batches go to others. May be called again."""
@@ -323,6 +331,8 @@ class BatchScheduler:
         self._returned = returned or RequeuedRows()
         for one in self._readers:
             one.leases.clear()
+        if self.kept is not None:
+            self.kept.forget()
 
     def _next_or_fail(self, reader: ReaderState, may_draw: bool) -> OutgoingBatch | None:
         """As `_next`.
@@ -401,7 +411,10 @@ class BatchScheduler:
             return None
         columns = drawing.arrays(count)
         self.given = {name: int(columns[i].min()) for name, i in reader.versions.items()}
-        return [*columns, self.table.take_seen(columns[drawing.index_place])]
+        ids = columns[drawing.index_place]
+        if self.kept is not None:
+            self.kept.drawn(ids)
+        return [*columns, self.table.take_seen(ids)]
 
     def refusals(self, now: float, rests: bool) -> list[tuple[ReaderState, Malformed]]:
         """Return readers that can never be served, and those that have waited for their time.

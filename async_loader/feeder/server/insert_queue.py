@@ -37,7 +37,7 @@ from async_loader.feeder.wire import (
     check_id,
     read_insert,
 )
-from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable
+from async_loader.replay.table.nonblocking_table import Incoming, NonblockingTable, Position
 from async_loader.schema import Schema
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ if TYPE_CHECKING:
 GONE = 4096
 """Producers without a writer that are remembered, in case they come back. Of more, the oldest are
 forgotten: actors come and go for weeks."""
-Position = tuple[str, int, int]
-"""Of a producer, by the text of its key: inserts that are in the table, and rows of the next one
-that are, as not all of them had room."""
 _UNUSED = -1
 
 
@@ -115,6 +112,11 @@ class Producer:
     rows: int = 0
     slots: InsertSlots | None = None
     credit: int = 0
+
+    @property
+    def position(self) -> Position:
+        """Where it is, for a save."""
+        return self.key.hex(), self.applied, self.queue[0].done if self.queue else self.skip
 
     def table_streams(self, own: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
         """Return the table's streams by its own numbers; new ones are added.
@@ -216,6 +218,9 @@ class InsertQueue:
         writer = self._producers.get(key)
         resumed = writer is not None
         if writer is None:
+            if self.table.kept is not None and self.table.kept.full:
+                text = f"table {self.name!r} is kept, and knows {len(self._producers):,} producers"
+                raise Malformed(f"{text}: close writers", ErrorCode.LIMIT)
             writer = self._producers[key] = Producer(key, self)
         else:
             self.leave(writer, writer.session)
@@ -277,6 +282,8 @@ class InsertQueue:
         idle.sort(key=lambda one: one.heard)
         for one in idle[: max(0, len(idle) - GONE)]:
             del self._producers[one.key]
+            if self.table.kept is not None:
+                self.table.kept.forget(one.key)
             self.moved.pop(one, None)
             one.release_streams(end=True)
 
@@ -344,8 +351,10 @@ class InsertQueue:
         self._release(producer)
         return True
 
-    def _went_in(self, producer: Producer, first: Queued, done: int) -> None:
-        """Note the rows that went in. Under the table's lock: a save takes `positions` there."""
+    def _went_in(self, producer: Producer, first: Queued, done: int) -> Position:
+        """Note the rows that went in. Return where the producer is. Under the table's lock: a save
+        takes `positions` there.
+        """
         steps, before = first.steps, first.done
         whole = done - before == len(steps)
         self.rows += first.count if whole else _steps(steps.flags[before:done])
@@ -356,19 +365,20 @@ class InsertQueue:
             producer.queued_bytes -= first.nbytes
             producer.queued_rows -= len(steps)
             producer.applied += 1
+        return producer.position
 
     def positions(self) -> list[Position]:
         """Return where each producer is. Under the table's lock, or in the loop."""
-        return [
-            (one.key.hex(), one.applied, one.queue[0].done if one.queue else one.skip)
-            for one in list(self._producers.values())
-        ]
+        return [one.position for one in list(self._producers.values())]
 
-    def restore(self, positions: Iterable[Position]) -> None:
+    def restore(self, positions: Iterable[Position], note: bool = True) -> None:
         """Remember the producers of a checkpoint, which was loaded into the new table."""
-        for key, applied, done in positions:
+        for position in positions:
+            key, applied, done = position
             one = Producer(bytes.fromhex(key), self, applied, applied, done)
             self._producers[one.key] = one
+            if note:
+                self.table.note_position(position)
 
     def advance(self) -> bool:
         """Insert waiting messages, one of each producer in turn; return whether a row went in."""

@@ -30,17 +30,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
 from zipfile import BadZipFile
 
 from async_loader.errors import ConfigError, CorruptCheckpoint, Unsupported
 from async_loader.feeder.server.background_jobs import BackgroundJobs
-from async_loader.feeder.server.insert_queue import Position
 from async_loader.feeder.server.reader_state import RequeuedRows
 from async_loader.feeder.server.state import TableEntry
+from async_loader.feeder.table_settings import as_file
 from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
 from async_loader.replay.checkpoint import SaveReport
+from async_loader.replay.table.nonblocking_table import Position
 from async_loader.validation import path_of
 
 REMEDY = (
@@ -88,18 +88,13 @@ class Folders:
                 f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in "
                 "'before-tuning'"
             )
-        home = Path(os.path.realpath(self._root)) / _as_file(table)
+        home = Path(os.path.realpath(self._root)) / as_file(table)
         if not Path(os.path.realpath(home.joinpath(*parts))).is_relative_to(home):
             raise ConfigError(
                 f"path={path[:300]!r} leaves the folder of table {table!r} through a link: name "
                 "one in it, or remove the link"
             )
-        return self._root.joinpath(_as_file(table), *parts)
-
-
-def _as_file(name: str) -> str:
-    """Return a table's name as a file name. A very long one is too long for the system."""
-    return quote(name, safe=" ()[]{}@+,=").replace(".", "%2E")
+        return self._root.joinpath(as_file(table), *parts)
 
 
 _log = logging.getLogger("async_loader.feeder")
@@ -260,8 +255,12 @@ class TableSaves:
         self.lost = had = self._count.before
         saves = sorted(self._root.glob("save-*")) if self.every_s is not None else []
         if not saves:
+            self.lost = max(0, had - self._steps_had)
             return
         self.number = int(saves[-1].name.removeprefix("save-"))
+        if self._goes_on:
+            self.lost = max(0, had - self._steps_had)
+            return
         self.buffer.load(self._root)
         self._restored_rows = self.buffer.stats().size
         self._positions, self._unused = positions_in(saves[-1]), unused_in(saves[-1])
@@ -272,6 +271,12 @@ class TableSaves:
                 "table %s: %d rows that were acknowledged after save %d are lost",
                 self.name, self.lost, self.number,
             )  # fmt: skip
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether the table was kept: it is newer than its saves."""
+        kept = shared_table(self.buffer).kept
+        return kept is not None and bool(kept.found)
 
     @property
     def _steps_had(self) -> int:
@@ -288,7 +293,8 @@ class TableSaves:
         if self._restored_rows and not self._count.in_order:
             entry.table.note_restored()
             self._unused.mark()
-        entry.scheduler.forget_rows(self._unused)
+        if not self._goes_on:
+            entry.scheduler.forget_rows(self._unused)
         self._saved_counts = self._counts()
 
     def note(self) -> None:

@@ -79,9 +79,11 @@ class PullHandler:
         self._server_state.table(reader.table).scheduler.want(reader, session.heard)
 
     def _return(self, session: Session, message: Message, body: Return) -> None:
-        leases = self._reader(session, message).leases
+        reader = self._reader(session, message)
         for number in body.leases:
-            leases.pop(number, None)
+            batch = reader.leases.pop(number, None)
+            if batch is not None:
+                self._server_state.table(reader.table).scheduler.confirm(reader, batch)
 
     def _totals(self, session: Session, message: Message, body: Totals) -> Message:
         """Return what a reader draws from; nothing while its table has no schema."""

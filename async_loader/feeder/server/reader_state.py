@@ -89,6 +89,10 @@ class RequeuedRows:
     def copy(self) -> RequeuedRows:
         return RequeuedRows(dict(self._columns))
 
+    def kinds(self) -> list[RowKind]:
+        """Return the kinds of the rows."""
+        return list(self._columns)
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return sum(len(columns[0]) for columns in self._columns.values())

@@ -12,6 +12,7 @@ from async_loader.feeder.memory_offer import Offer
 from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
+from async_loader.feeder.server.kept_leases import KeptLeases
 from async_loader.feeder.server.sessions import Session, Sessions
 from async_loader.feeder.server.shared_memory import CallSlots, InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
@@ -38,6 +39,10 @@ class TableEntry:
         self.table = NonblockingTable(shared_table(buffer))
         self.insert_queue = InsertQueue(name, self.table, window_rows)
         self.scheduler = BatchScheduler(name, self.table, limits)
+        if self.table.kept is not None:
+            self.insert_queue.restore(self.table.kept.positions(), note=False)
+            if self.table.leased:
+                KeptLeases(self.table, self.scheduler)
         self._stats = buffer.stats()
         self.rates = Rates(self._flow, clock())
 

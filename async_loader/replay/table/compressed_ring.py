@@ -195,11 +195,14 @@ class CompressedRing:
         self._scratch: Bytes = np.empty(self._at_once + 2 * per_step, np.uint8)
         self._view = self._scratch.data
         self.raw_bytes = self.put_bytes = 0
-        self.head = -(-int(self._words[HEAD]) // self.size) * self.size
+        self.head = int(self._words[HEAD])
+        if not storage.resumed:
+            self.head = -(-self.head // self.size) * self.size
         self._begins = np.full(layout.rows, self.head)  # of the first value of each row
         self.tail = 0  # no older step is readable by its values
-        self._given_back = self.head
-        self._raise(self.head)
+        self._given_back = self.floor if storage.resumed else self.head
+        if not storage.resumed:
+            self._raise(self.head)
 
     @property
     def floor(self) -> int:
@@ -293,6 +296,14 @@ class CompressedRing:
             self._begins[there] = np.maximum(begins, self.floor)  # some were gone when loaded
             self.head = max(self.head, -(-int((begins + counts).max(initial=0)) // 8) * 8)
         self._words[HEAD] = self.head
+
+    def resume(self, ids: Ids) -> None:
+        """Go on with what another process has left in the rows of these ids: steps whose values
+        lie below the floor leave.
+        """
+        self.head = max(self.head, self.floor)
+        first = self._storage.cell(self._fields[0])[:, 0]
+        self.tail = 1 + int(ids[(ids >= 0) & (first < self.floor)].max(initial=-1))
 
     # -- for checkpoints ---------------------------------------------------------------------------
 

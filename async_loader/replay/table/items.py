@@ -107,6 +107,7 @@ class TableItems:
 
         self._k = kernels
         self.storage, self.keeps, self._most = storage, keeps, max_times_sampled
+        self.kept: Any = None  # the file that holds it, a `KeptFile`
         layout = storage.layout
         rows = layout.rows
         self.items: Items = Items(rows, column=_column_of(storage))
@@ -240,7 +241,11 @@ class TableItems:
             # a row that is written, and the end of an episode, note few each
             self._passed = np.empty(6 * rows, np.int64)
         if self.prioritized and not len(self.given):
-            self.given, self.assigned = np.full(rows, np.nan), np.full(rows, np.nan)
+            self.given, self.assigned = (
+                (np.full(rows, np.nan), np.full(rows, np.nan))
+                if self.kept is None
+                else self.kept.priorities()
+            )
         self._point()
 
     def attach(self, sampler: Sampler) -> None:

@@ -14,10 +14,11 @@ import numpy as np
 from async_loader.errors import SchemaError
 from async_loader.replay.arguments import floats_of, ids_of
 from async_loader.replay.array_types import Array, Bools, Floats, Ids
-from async_loader.replay.base.row_format import AWAITS, ENDS, FINAL, HEAD, TRUNCATED
+from async_loader.replay.base.row_format import AWAITS, CURSOR, ENDS, FINAL, HEAD, TRUNCATED
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.by_id import SharedTable
+from async_loader.replay.table.rebuild import oldest_shown
 from async_loader.replay.table.records import RowSource
 from async_loader.replay.table.source_sampler import (
     NewestOf,
@@ -29,6 +30,9 @@ from async_loader.replay.views import View
 from async_loader.schema import Schema
 from async_loader.source import Applied
 
+Position = tuple[str, int, int]
+"""Of a producer, by the text of its key: inserts that are in the table, and rows of the next one
+that are, as not all of them had room."""
 _TEXT = 512
 """Characters of a reason that fit into a message."""
 
@@ -90,6 +94,57 @@ class NonblockingTable:
         # Ids of rows that a learner may have had from an earlier server.
         self._seen: set[int] = set()
         self.ahead: Callable[[], int] = lambda: 0
+        self.before_insert: Callable[[int], None] = lambda rows: None
+        self.kept = table_state.kept
+        if self.kept is not None:
+            self._begin_kept()
+
+    def _begin_kept(self) -> None:
+        """Let a kept table know that learners confirm rows, before one is drawn."""
+        kept, state = self.kept, self._table_state
+        kept.leases = self.leased
+        if self.leased and state.ready:
+            with state.lock:
+                self._seen.update(kept.seen.tolist())
+                kept.confirm_all(kept.told)
+                kept.commit()
+
+    def note_position(self, position: Position) -> None:
+        """Have a kept table know a producer's position, as a save has it."""
+        if self.kept is not None and self._table_state.ready:
+            with self._table_state.lock:
+                self.kept.commit(position)
+
+    # -- rows of a kept queue ----------------------------------------------------------------------
+
+    def confirm(self, ids: Ids) -> None:
+        """Note rows that their learners have used."""
+        ids = ids[self.holds(ids)]
+        self.kept.told[ids % len(self.kept.told)] = ids + 1
+
+    def confirm_all(self) -> None:
+        """Note that no row that was drawn comes again."""
+        if self._table_state.ready:
+            self.kept.confirm_all()
+
+    def is_confirmed(self, name: int) -> bool:
+        """Return whether a row was confirmed."""
+        return bool(self.kept.told[name % len(self.kept.told)] == name + 1)
+
+    def holds(self, ids: Ids) -> Bools:
+        """Return which ids are those of rows, drawn or not."""
+        known = self._table_state.table.ids
+        found: Bools = known[ids % len(known)] == ids
+        return found
+
+    def moves_over(self, name: int, rows: int) -> bool:
+        """Return whether an item of this id may leave the rows before ``rows`` more are written."""
+        table = self._table_state.table
+        if table.free is not None:
+            return True
+        place = np.array([name % len(table.ids)])
+        oldest = int(oldest_shown(table, table.ids, place)[0])
+        return oldest < int(table.g[CURSOR]) + rows - table.window
 
     def __len__(self) -> int:
         """Return how many items can be drawn."""
@@ -219,23 +274,38 @@ class NonblockingTable:
         if self._table_state.prioritized:
             self._table_state.checked(steps.priorities)
 
-    def insert(self, steps: Incoming, start: int, went_in: Callable[[int], object] = id) -> int:
+    def insert(
+        self,
+        steps: Incoming,
+        start: int,
+        went_in: Callable[[int], Position | None] = lambda done: None,
+    ) -> int:
         """Insert as many steps from row ``start`` on as the limiter allows now.
 
         Returns the row after the last inserted one. ``went_in`` is called with it under the lock,
-        so that a save knows of these rows, or has none of them.
+        so that a save knows of these rows, or has none of them. It returns the position of their
+        producer, which a kept table has from then on.
         """
         heads = np.empty(len(steps), HEAD)
         heads["stream"], heads["priority"] = steps.streams, steps.priorities
         heads["flags"] = steps.flags
         heads["flags"][np.flatnonzero(steps.flags & (FINAL | ENDS) == FINAL) - 1] |= AWAITS
-        ids = np.empty(len(steps), np.int64)
+        ids, kept = np.empty(len(steps), np.int64), self.kept
+        self.before_insert(len(steps) - start)
         with self._table_state.lock:
             source = RowSource.of(self._table_state.own().fields_of(steps.columns), heads)
-            stop = self._table_state.insert(source, ids, start, self.ahead())
+            if kept is not None:
+                kept.held = True
+            try:
+                stop = self._table_state.insert(source, ids, start, self.ahead())
+            finally:
+                if kept is not None:
+                    kept.held = False
             if steps.seen and self.leased:
                 self._note_seen(ids[start:stop][steps.flags[start:stop] & FINAL == 0])
-            went_in(stop)
+            position = went_in(stop)
+            if kept is not None:
+                kept.commit(position)
         return stop
 
     def end(self, streams: Sequence[int]) -> None:
@@ -264,6 +334,8 @@ class NonblockingTable:
         capacity.
         """
         self._seen.update(ids.tolist())
+        if self.kept is not None:
+            self.kept.told[ids % len(self.kept.told)] = -1 - ids
         most = 2 * (self._table_state.capacity or len(ids))
         if len(self._seen) > most:
             least = int(ids.max()) - most

@@ -36,6 +36,16 @@ def complete(table: Items, rows: Ids, ahead: int) -> Ids:
     return rows
 
 
+def oldest_shown(table: Items, ids: Ids, rows: Ids) -> Ids:
+    """Return the oldest ids that the items of these rows show."""
+    heads, oldest = table.storage.heads(), ids[rows].copy()
+    for _ in range(table.g[r.DEPTH] - 1):
+        at = oldest % len(ids)
+        before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
+        oldest = np.where(before >= 0, before, oldest)
+    return oldest
+
+
 def derive(table: Items) -> None:
     """Find out from rows that were put in place which of them hold items."""
     g, items, ids, heads = table.g, table.items, table.ids, table.storage.heads()
@@ -47,11 +57,7 @@ def derive(table: Items) -> None:
     items.alive[complete(table, steps, int(g[r.LOOKAHEAD]))] = 1
     if table.free is None:
         # those that show a step which the table would not hold any more had it been written to
-        oldest = ids[used].copy()
-        for _ in range(g[r.DEPTH] - 1):
-            at = oldest % len(ids)
-            before = np.where(ids[at] == oldest, heads[at, r.PREV // 8], -1)
-            oldest = np.where(before >= 0, before, oldest)
+        oldest = oldest_shown(table, ids, used)
         limit = int(g[r.CURSOR]) - table.window
         # a step that waits for its successors is told when these are there
         waits = (ids[used] >= limit) & (items.alive[used] == 0)

@@ -181,7 +181,7 @@ class TableSampler(TableState):
                 drawn = table.chosen(sampler, count)
                 taken = reader.these(drawn.rows, drawn.weight, into)
         if taken is not None:
-            table.sampled += count
+            self._count(table, count)
         else:
             rows = count if sampler.repeats else min(count, table.items.rows)
             _check_memory(reader, rows, f"batch_size={count:,}")
@@ -197,10 +197,15 @@ class TableSampler(TableState):
         table = self.table
         drawn = table.draw(sampler, count)
         if not self.max_times_sampled:
-            table.sampled += len(drawn.ids)
+            self._count(table, len(drawn.ids))
         if self.waiters.any_waits:
             self.waiters.ring()
         return drawn
+
+    def _count(self, table: Any, drawn: int) -> None:
+        table.sampled += drawn
+        if table.kept is not None:
+            table.kept.note_draw(table.sampled)
 
     def complete(
         self,

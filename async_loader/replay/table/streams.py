@@ -71,6 +71,8 @@ class TableStreams(TableItems):
         else:
             number = self._numbers
             self._numbers = number + 1
+        if self.kept is not None:
+            self.kept.name(number, name)
         self.streams[name] = number
         return number
 
@@ -82,7 +84,7 @@ class TableStreams(TableItems):
         places = len(self.last)
         while places < 2 * (len(self.streams) + more):
             places *= 2
-        longer = np.full(places, -1, np.int64)
+        longer = np.full(places, -1, np.int64) if self.kept is None else self.kept.marks(places)
         longer[: len(self.last)] = self.last
         self.unfinished = True
         self.last = longer
@@ -130,6 +132,18 @@ class TableStreams(TableItems):
     def begin_anew(self, numbers: Iterable[int]) -> None:
         """End the episodes of these streams that were open before the table was loaded."""
         self.end(self._stale.intersection(numbers), r.TRUNCATED)
+
+    def go_on_with(self, streams: dict[Hashable, int], stale: set[int]) -> None:
+        """Know these streams, whose marks are in a kept file; ``stale`` ones begin anew."""
+        self.streams, self._stale = streams, stale
+        taken = set(streams.values())
+        self._numbers = 1 + max(taken, default=-1)
+        self._spare = [number for number in range(self._numbers) if number not in taken]
+        places = len(self.last)
+        while places < 2 * self._numbers:
+            places *= 2
+        self.last = self.kept.marks(places)
+        self._point()
 
     def go_on(self) -> None:
         """Have the open episodes of a loaded table go on: their environments do."""

@@ -10,6 +10,7 @@ It is built in layers, each in a file of its own and each using those below it::
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,6 +173,8 @@ class Table(TableStreams):
                 self.ring.commit(packed, ids[start:stop])
             self.settle()
             start = stop
+            if self.kept is not None and not self.kept.held:
+                self.kept.commit()
 
     def _take_row(self, free: FreeRows, head: Any) -> int:
         """Take the row of a record that needs one; the remover makes room for it."""
@@ -240,13 +243,15 @@ class Table(TableStreams):
         rows = np.empty(len(ids), np.int64)
         self._k.find(self.g, ids, rows, True)
         there = np.flatnonzero(rows >= 0)
-        rows = rows[there]
+        rows, columns = rows[there], {i: column[there] for i, column in columns.items()}
         patched = np.unique(rows)
+        noted = nullcontext() if self.kept is None else self.kept.patching(ids[there], columns)
         self.unfinished = True
-        self._k.turn_version(self.g, patched, True)
-        for i, column in columns.items():
-            self.storage.cell(i)[rows] = column[there]
-        self._k.turn_version(self.g, patched, False)
+        with noted:
+            self._k.turn_version(self.g, patched, True)
+            for i, column in columns.items():
+                self.storage.cell(i)[rows] = column
+            self._k.turn_version(self.g, patched, False)
         for changed in self._reads_fields:
             changed(patched)
         self.unfinished = False
@@ -259,6 +264,8 @@ class Table(TableStreams):
         if steps > self.g[r.LOOKAHEAD]:
             self.finish()
             rebuild.look_ahead(self, steps)
+            if self.kept is not None:
+                self.kept.commit()
 
     def held_for(self, sampler: Sampler) -> int:
         """Return how many items a sampler chooses among: those of the table, or sequences."""
@@ -304,6 +311,8 @@ class Table(TableStreams):
             self._k.use_up(self.times, rows, self._most, kept)
             kept = kept[kept >= 0]
             self.sampled += len(kept)
+            if self.kept is not None:
+                self.kept.note_draw(self.sampled)
             ids.append(self.ids[rows[kept]])
             if drawn.weight is not None:
                 weights.append((drawn.weight[kept], drawn.scale))
@@ -326,6 +335,8 @@ class Table(TableStreams):
         if self._update_by_id is not None:
             there = self._update_by_id(self.g, ids, priority)
             self.unfinished = False
+            if self.kept is not None:
+                self.kept.note_samplers()
             return Applied(there, len(ids) - there)
         rows = np.empty(len(ids), np.int64)
         there = int(self._k.find(self.g, ids, rows, False))
@@ -338,6 +349,8 @@ class Table(TableStreams):
         for one in self.prioritized:
             one.update(rows, priority)
         self.unfinished = False
+        if self.kept is not None:
+            self.kept.note_samplers()
         return Applied(there, len(ids) - there)
 
     def delete(self, ids: Ids) -> Applied:
@@ -359,6 +372,9 @@ class Table(TableStreams):
         self.remove(np.flatnonzero(self.ids >= 0))
         self.inserted, self.cleared = 0, self.steps_had
         self.lost = self.sampled = self.deleted = self.carried = 0
+        if self.kept is not None:
+            self.kept.confirm_all()
+            self.kept.commit()
 
     @property
     def steps_had(self) -> int:

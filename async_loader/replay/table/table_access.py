@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,8 @@ class TableAccess:
         What batches show unless a call says otherwise.
     folder : str | None
         On whose disk the steps are kept; ``None``: in memory.
+    kept, recover : KeptFile | None, callable
+        The named file that holds the table, and what has the table go on with what is there.
     """
 
     def __init__(
@@ -60,6 +63,8 @@ class TableAccess:
         seed: int | None,
         view: View | None = None,
         folder: str | None = None,
+        kept: Any = None,
+        recover: Callable[[Table, Any], None] = lambda table, kept: None,
     ) -> None:
         if capacity is not None:
             check_room(limiter, capacity, capacity)
@@ -70,6 +75,7 @@ class TableAccess:
         self.sampler, self.remover = sampler, remover
         self.max_times_sampled = max_times_sampled
         self.view, self.folder = view, folder
+        self.kept, self._recover = kept, recover
         self.seeds = np.random.SeedSequence(None if seed is None else whole("seed", seed, 0))
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = self._new_lock()
@@ -102,6 +108,8 @@ class TableAccess:
         The lock is another, since a thread of the parent may have held it.
         """
         self.foreign, self.lock = True, self._new_lock()
+        if self.kept is not None:
+            self.kept.close()
         self.waiters = Waiters(self.lock)
         if self._table is not None:  # what is not whole is the parent's to write
             self._table.records.count, self._table.unfinished = 0, False

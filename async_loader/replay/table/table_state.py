@@ -37,6 +37,8 @@ class TableState(TableAccess):
             self.closed = True
             self.gather()
             self.waiters.ring()
+            if self.kept is not None:
+                self.kept.close()
 
     def start(self, schema: Schema) -> None:
         """Allocate the table, unless another thread has done so."""
@@ -62,7 +64,10 @@ class TableState(TableAccess):
             layout = StorageLayout.of(schema, self.capacity)
         if layout.ring[1]:
             self._check_compressed(layout)
-        storage = Storage.create(layout, self.folder)
+        if self.kept is None:
+            storage = Storage.create(layout, self.folder)
+        else:
+            storage = self.kept.storage(layout, self.remover, self.max_times_sampled)
         for_sampler, for_remover = self.seeds.spawn(2)
         table = Table(
             storage,
@@ -78,12 +83,17 @@ class TableState(TableAccess):
         self.check_view(table, table.schema_lookahead)
         self.look_ahead(shown, table)
         self.sampler.bind(table.items, for_sampler)
+        if self.kept is not None:
+            self.kept.adopt(table)
         self.capacity, self.schema = layout.capacity, schema
         self._link(table)
         self._table = table
         self.gather()
         if isinstance(self.view, Sequences):  # from the first step on
             self.follow(self.view)
+        if self.kept is not None and self.kept.found:
+            self._recover(table, self.kept)
+            self._link(table)
 
     def _check_compressed(self, layout: StorageLayout) -> None:
         """Raise for a table that cannot keep compressed values. Nothing is allocated yet."""
@@ -120,6 +130,8 @@ class TableState(TableAccess):
         self._check_sequences(view, self.table)
         (seeds,) = self.seeds.spawn(1)
         made = self.in_sequences(view, like(self.sampler), seeds)
+        if self.kept is not None and view == self.view and len(made.assigned):
+            made.assigned = self.kept.in_sequences()
         if state is not None:
             made.restore(state)
         self.attach(made)
@@ -225,6 +237,9 @@ class TableState(TableAccess):
         table.look_ahead(lookahead)
         self.look_ahead(ReadPlan.of(table.storage.layout.schema, self.view))
         self._link(table)
+        if self.kept is not None:
+            self.kept.confirm_all()
+            self.kept.commit()
         self.waiters.ring()
 
     def check_view(self, table: Table, lookahead: int) -> None:
