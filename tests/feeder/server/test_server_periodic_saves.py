@@ -318,6 +318,17 @@ def test_rows_of_a_queue_are_marked_after_a_kill_and_not_after_an_end_in_order(t
             assert next(loader)["redelivered"].tolist() == [killed] * 8
 
 
+def test_rows_that_were_delivered_after_a_save_come_marked_when_it_is_loaded(tmp_path):
+    path = settings(tmp_path, table="{queue: 64, schema: {x: int64}}")
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(8))
+        table = client.table("t")
+        table.save("older")
+        assert not table.sample(8)["redelivered"].any()
+        table.load("older")
+        assert table.sample(8)["redelivered"].all()
+
+
 def test_rows_that_were_used_after_a_save_do_not_come_again(tmp_path):
     path = settings(tmp_path, 0.05, "{queue: 64, schema: {x: int64}}")
     folder = tmp_path / "saves" / "t" / "newest"
