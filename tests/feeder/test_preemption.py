@@ -26,7 +26,8 @@ import os, signal, sys
 from async_loader.feeder import connect
 taken = []
 signal.signal(signal.SIGTERM, lambda *_: taken.append(1))
-with connect("ipc://" + os.path.abspath("f")) as client, client.table("replay").writer(schema={"x": "int64"}) as writer:
+address = "ipc://" + os.path.abspath("f")
+with connect(address) as client, client.table("replay").writer(schema={"x": "int64"}) as writer:
     x = 0
     while not taken:
         writer.append(x=x)
@@ -102,15 +103,16 @@ def test_a_second_feeder_of_one_checkpoint_folder_is_refused(folder):
     settings = ServerSettings.of(["replay:1000"], bind=f"ipc://{folder}/g", checkpoint="saves")
     first = FeederProcess(settings)
     try:
+        address = f"ipc://{folder}/h"
         second = subprocess.run(
-            ["async-loader", "serve", "--table", "replay:1000", "--bind", f"ipc://{folder}/h"]
-            + ["--checkpoint", "saves"],
+            ["async-loader", "serve", "--table", "t:9", "--bind", address, "--checkpoint", "saves"],
             capture_output=True,
             text=True,
             timeout=60,
         )
         said = " ".join(second.stderr.split())
-        assert second.returncode and "is in use by another process" in said, said
+        assert second.returncode, said
+        assert "is in use by another process" in said
         assert "or with --checkpoint" in said
         with pytest.raises(ConfigError, match="in use by another process"):
             FeederProcess(settings)
