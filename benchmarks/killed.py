@@ -93,7 +93,7 @@ def start(name, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--every", type=float, default=30.0, help="seconds between kills")
-    parser.add_argument("--kills", type=int, default=len(TURNS), help="go on until so many")
+    parser.add_argument("--kills", type=int, default=len(TURNS), help="at least")
     parser.add_argument("--target", type=float, default=475.0)
     parser.add_argument("--max-seconds", type=float, default=900.0)
     parser.add_argument("--keep", action="store_true", help="the table outlives the feeder")
