@@ -10,6 +10,7 @@ import json
 
 import numpy as np
 import pytest
+from fake_device import FakeBackend
 
 from async_loader import (
     AsyncDataLoader,
@@ -97,7 +98,7 @@ def client():
 
 def keys(batch):
     """What identifies a batch."""
-    return [np.asarray(batch[name]).tolist() for name in ("x", "weight") if name in batch]
+    return [batch[name].cpu().tolist() for name in ("x", "weight") if name in batch]
 
 
 def goes_on(make, at, client=None, **how):
@@ -139,6 +140,11 @@ def test_also_with_processes_and_the_random_numbers_of_a_transform():
 
 def noisy(batch, rng):
     return {"x": batch["x"] + rng.random(len(batch["x"]))}
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2, "worker_type": "thread"}])
+def test_also_on_a_device(how):
+    goes_on(MAKERS["a table"], 5, device=FakeBackend(), **how)
 
 
 @pytest.mark.parametrize("name", ["a table", "columns", "a mixture"])
