@@ -368,11 +368,19 @@ class AsyncDataLoader(Generic[B]):
                 f"the state is of another source, and a {type(source).__name__} has none: make the "
                 "loader as it was then"
             )
+        first = self._engine.iteration.position
         self._dropped.detach()
         self._engine.core.close(CLOSE_TIMEOUT_S, used=True)
-        source.load_state_dict(of_source)
-        self._seed, self._before = state["seed"], 0
-        self._start(state["batches"])
+        try:
+            source.load_state_dict(of_source)
+            first, self._seed, self._before = state["batches"], state["seed"], 0
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the state does not fit this {type(source).__name__} ({error}): make the loader "
+                "as it was then"
+            ) from error
+        finally:
+            self._start(first)
 
     def stats(self) -> LoaderStats:
         """Return the counters of each stage, and the stage that is the bottleneck."""
