@@ -99,14 +99,14 @@ class Run:
 
     def train(self, updates):
         """Train to the end, from wherever it is."""
-        while self.steps < WARMUP:
-            self.step()
+        due = self.learner.updates + SAVE_EVERY
         while self.learner.updates < updates:
-            for _ in range(STEPS_PER_UPDATE):
-                self.step()
-            self.learner.update(next(self.loader))
-            if self.learner.updates % SAVE_EVERY == 0:
+            self.step()
+            if self.steps > WARMUP and self.steps % STEPS_PER_UPDATE == 0:
+                self.learner.update(next(self.loader))
+            if self.learner.updates >= due and self.total == 0.0:  # a load ends open episodes
                 self.save()
+                due = self.learner.updates + SAVE_EVERY
         weights = torch.cat([one.flatten() for one in self.learner.policy.parameters()])
         mean = float(np.mean(self.returns[-20:]))
         print(f"{mean:.2f} {weights.double().sum().item():.12f}", flush=True)
@@ -118,6 +118,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=2_000)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--within", type=float, default=6.0, help="seconds until a kill, at most")
     parser.add_argument("--least", type=float, default=100, help="mean return at the end")
     parser.add_argument("--folder", type=Path, help="train here to the end, and do nothing else")
     options = parser.parse_args()
@@ -132,7 +133,7 @@ def main():
             while True:
                 child = subprocess.Popen([*command, "--folder", folder], stdout=subprocess.PIPE)
                 if kills < most:
-                    time.sleep(random.uniform(3.0, 6.0))
+                    time.sleep(random.uniform(options.within / 2, options.within))
                     if child.poll() is None:
                         child.kill()
                         kills += 1

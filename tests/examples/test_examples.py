@@ -202,7 +202,7 @@ def test_an_environment_that_records_itself_loses_no_step(name):
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not():
     needs("gymnasium")
-    said = run("killed_dqn", "--updates", "600", "--kills", "1", "--least", "0")
+    said = run("killed_dqn", "--updates", "1000", "--within", "3", "--kills", "2", "--least", "0")
     assert "killed" in said
 
 
