@@ -16,7 +16,7 @@ import numpy as np
 
 from async_loader import process_hooks, tensors, tree
 from async_loader.batch_format import BatchFormat, checked, finisher
-from async_loader.errors import CannotSend, ConfigError, Unsupported, require
+from async_loader.errors import CannotSend, Closed, ConfigError, Unsupported, require
 from async_loader.lifecycle import seconds, seconds_or_none
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
@@ -24,7 +24,7 @@ from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
-from async_loader.source import Applied, Foresighted, Source, Updating, finishes
+from async_loader.source import Applied, Foresighted, Resumable, Source, Updating, finishes
 from async_loader.sources.columns import CallableSource, ColumnsSource
 from async_loader.stats import LoaderStats
 from async_loader.table import Table, is_table
@@ -50,6 +50,7 @@ __all__ = ["AsyncDataLoader"]
 set_public_names(globals())
 
 CLOSE_TIMEOUT_S = 10.0
+_STATE_VERSION = 1
 _UNDO_TIMEOUT_S = 5.0
 """Time to end the parts that a failed constructor had started."""
 
@@ -191,32 +192,43 @@ class AsyncDataLoader(Generic[B]):
         one_of("in_order", in_order, (True, False))
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
-        own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
+        self._seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         backend = _backend(device)
-        buffers = _buffers(into, backend, batch_format)
+        _buffers(into, backend, batch_format)
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
             self._source.note_ahead(self.batch_size, ahead)
+        self._settings: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "chunk_size": self.chunk_size,
+            "num_workers": self.num_workers,
+            "worker_type": worker_type,
+            "prefetch": ahead,
+            "in_order": in_order,
+            "timeout_s": limit,
+            "on_error": on_error,
+            "slot_bytes": None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
+            "collate_fn": callable_or_none("collate_fn", collate_fn),
+            "transform": callable_or_none("transform", transform),
+            "worker_init_fn": callable_or_none("worker_init_fn", worker_init_fn),
+            "context": context_of(multiprocessing_context),
+            "finish": finish,
+        }
+        self._where, self._before = (device, into, batch_format), 0
+        self._start(0)
+
+    def _start(self, first: int) -> None:
+        """Build the engine, whose first batch has this number, and start it."""
+        device, into, batch_format = self._where
+        backend = _backend(device)
         self._engine = engine = SourceEngine(
             self._source,
             backend,
-            batch_size=self.batch_size,
-            chunk_size=self.chunk_size,
-            num_workers=self.num_workers,
-            worker_type=worker_type,
-            prefetch=ahead,
-            in_order=in_order,
-            timeout_s=limit,
-            seed=own_seed,
-            on_error=on_error,
-            slot_bytes=None if slot_bytes is None else whole("slot_bytes", slot_bytes, 1),
-            collate_fn=callable_or_none("collate_fn", collate_fn),
-            transform=callable_or_none("transform", transform),
-            worker_init_fn=callable_or_none("worker_init_fn", worker_init_fn),
-            context=context_of(multiprocessing_context),
-            finish=finish,
-            buffers=buffers,
+            seed=self._seed,
+            buffers=_buffers(into, backend, batch_format),
+            first=first,
+            **self._settings,
         )
         self._batches = engine.iterator
         try:
@@ -311,6 +323,66 @@ class AsyncDataLoader(Generic[B]):
             )
         values = {name: _arrays(value) for name, value in fields.items()}
         return source.update(tensors.to_ids(index), **values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the stream of batches is: what was handed out counts, what was made ahead
+        does not. JSON can hold it, if it can hold the state of a callable or of your own source.
+
+        A ``source`` of None says that there is nothing to go on from: see `load_state_dict`. With
+        ``in_order=False``, batches that came before their turn come again.
+        """
+        state = self._engine.state()
+        state["batches"] += self._before
+        return {"version": _STATE_VERSION, "seed": self._seed, **state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a `state_dict` was taken, in this process or another: `next` gives the batch
+        that would have come then, from data that has not changed.
+
+        The loader has to be made as it was. Its workers are started anew, and what was made ahead
+        is dropped.
+
+        A table draws as it would have with a ``seed``, or a sampler of the source's own; without,
+        and of a queue, the table goes on as it is, or as it was saved. A callable is asked for its
+        state, if it has ``state_dict`` and ``load_state_dict``.
+
+        Raises
+        ------
+        ConfigError
+            The state is of something else, or the source has no `Resumable` state.
+        Closed
+            The loader is closed.
+        """
+        known = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION
+        if not known or not {"seed", "batches", "source"} <= state.keys():
+            raise ConfigError(
+                f"the state is no state_dict of an AsyncDataLoader of version {_STATE_VERSION}: "
+                "give what state_dict() returned"
+            )
+        if self.closed:
+            raise Closed("the loader is closed: make another, and load the state there")
+        of_source, source = state["source"], self._source
+        if of_source is None:  # what was drawn ahead may be in no other place
+            self._before += state["batches"] - self.state_dict()["batches"]
+            return
+        if not isinstance(source, Resumable):
+            raise ConfigError(
+                f"the state is of another source, and a {type(source).__name__} has none: make the "
+                "loader as it was then"
+            )
+        first = self._engine.iteration.position
+        self._dropped.detach()
+        self._engine.core.close(CLOSE_TIMEOUT_S, used=True)
+        try:
+            source.load_state_dict(of_source)
+            first, self._seed, self._before = state["batches"], state["seed"], 0
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the state does not fit this {type(source).__name__} ({error}): make the loader "
+                "as it was then"
+            ) from error
+        finally:
+            self._start(first)
 
     def stats(self) -> LoaderStats:
         """Return the counters of each stage, and the stage that is the bottleneck."""

@@ -41,6 +41,7 @@ __all__ = [
     "Plan",
     "Reader",
     "Ready",
+    "Resumable",
     "Rows",
     "Samples",
     "Seed",
@@ -185,8 +186,8 @@ class Reader(Protocol):
 class Source(Protocol):
     """Any supplier of data.
 
-    These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `AnyThread`,
-    `Leasing`.
+    These three methods are required; see `Explaining`, `Foresighted`, `Updating`, `Resumable`,
+    `AnyThread`, `Leasing`.
 
     Threads: `plan` is called by the producer thread only, unless the source is `AnyThread`;
     `update_priorities` by any.
@@ -271,6 +272,27 @@ class Foresighted(Protocol):
 
         Called once, before `plan`; may warn.
         """
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A source whose batches go on elsewhere, from a state of the loader. Optional."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return where the next plan is, as JSON values if that can be; ``None``: there is nothing
+        that `load_state_dict` could bring back.
+
+        Called by the thread that plans, after each plan. Cost: a microsecond or two.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the plan that was next when the state was taken. No thread plans meanwhile."""
+
+
+def state_of(source: object) -> dict[str, Any] | None:
+    """Return the state of a source, if it has any."""
+    ask = getattr(source, "state_dict", None)  # isinstance() of a protocol takes 30 us
+    return None if ask is None else ask()
 
 
 @runtime_checkable

@@ -36,6 +36,7 @@ def main() -> None:
         500,
         475,
     )
+    draw_kills()
 
 
 def draw(
@@ -59,6 +60,26 @@ def draw(
     axes.set_title(title)
     axes.legend()
     figure.savefig(DOCS / f"{picture}.png", dpi=120)
+    pyplot.close(figure)
+
+
+def draw_kills() -> None:
+    """Draw what `python -m benchmarks.killed` recorded, with a line for each kill."""
+    from matplotlib import pyplot
+
+    found = json.loads((DOCS / "curves" / "killed.json").read_text())
+    figure, axes = pyplot.subplots(figsize=(8.5, 3.2), layout="constrained")
+    control = json.loads((DOCS / "curves" / "killed-control.json").read_text())["points"]
+    axes.plot(*zip(*control, strict=True), color="silver", label="not disturbed")
+    axes.plot(*zip(*found["points"], strict=True), color="black", linewidth=1.2, label="killed")
+    axes.axhline(475, color="grey", linewidth=0.8, linestyle="--")
+    for kind, color in {"the feeder": "C3", "the learner": "C0", "an actor": "C2"}.items():
+        for i, (at, _) in enumerate(one for one in found["kills"] if one[1] in kind.split()):
+            axes.axvline(at, color=color, linewidth=1, label=None if i else f"SIGKILL of {kind}")
+    axes.set(xlabel="seconds", ylabel="mean return of 20 episodes", ylim=(0, 510))
+    axes.set_title("The demo: a part of it is killed every 30 s on average")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    figure.savefig(DOCS / "figures" / "killed.png", dpi=120)
     pyplot.close(figure)
 
 

@@ -67,7 +67,7 @@ def q_values(weights, obs):
     return hidden @ weights["4.weight"].T + weights["4.bias"]
 
 
-def act(address, number, actors, seed, returns):
+def act(address, number, actors, seed, returns, on_disconnect="raise"):
     """Step environments until the feeder ends; put finished episodes' returns into a queue."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     envs = gymnasium.make_vec(
@@ -77,9 +77,14 @@ def act(address, number, actors, seed, returns):
         vector_kwargs={"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP},
     )
     rng = np.random.default_rng([seed, number])
-    steps, running = 0, np.zeros(ENVS)
-    with contextlib.suppress(AsyncLoaderError), connect(address, on_disconnect="raise") as client:
+    running = np.zeros(ENVS)
+    with (
+        contextlib.suppress(AsyncLoaderError),
+        connect(address, on_disconnect=on_disconnect) as client,
+    ):
         policy = client.latest("policy", timeout_s=60)
+        # one that is started later explores as little as the others do by then
+        steps = int(policy.version * STEPS_PER_UPDATE / actors)
         # small messages: the limiter holds an actor up when its buffer is full
         writer = client.table("replay").writer(batch_rows=8, buffer_bytes=2048, linger_ms=2.0)
         obs, _ = envs.reset(seed=(seed * actors + number) * ENVS)

@@ -36,6 +36,10 @@ class Batches:
     def __len__(self) -> int:
         raise TypeError("the number of batches is not known")
 
+    def length(self, state: Any) -> int:
+        """The number of batches of an epoch that begins with a `state`; ``None``: the next one."""
+        return len(self)
+
     def epoch(self, number: int, start: int) -> Iterator[Any]:
         """The tasks of epoch ``number`` from batch ``start`` on."""
         raise NotImplementedError
@@ -95,9 +99,12 @@ class IndexBatches(Batches):
         self._carried = self._entered = np.empty(0, np.int64)
 
     def __len__(self) -> int:
+        return self.length(None)
+
+    def length(self, state: list[int] | None) -> int:
         if self._size is None:
             return len(self._items)
-        n = len(self._items) + len(self._carried)
+        n = len(self._items) + len(self._carried if state is None else state)
         return -(-n // self._size) if self._last == "keep" else n // self._size
 
     def epoch(self, number: int, start: int) -> Iterator[Any]:
@@ -178,10 +185,15 @@ class SamplerBatches(Batches):
         self._record: dict[str, Any] | None = None
 
     def __len__(self) -> int:
-        n = len(self._sampler)
+        return self.length(None)
+
+    def length(self, state: dict[str, Any] | None) -> int:
+        n, carried = len(self._sampler), len(self._carried if state is None else state["carried"])
         if self._size is None:
             return n
-        n += len(self._carried)
+        if state is not None and state["passed"] and self._last == "roll_over":
+            carried = (carried + n) % self._size  # what `restore` passes over leaves these
+        n += carried
         return -(-n // self._size) if self._last == "keep" else n // self._size
 
     def set_epoch(self, number: int) -> None:

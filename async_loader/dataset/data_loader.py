@@ -283,7 +283,7 @@ class DataLoader(ClosedAtExit, Generic[B, D]):
         TypeError
             When the dataset or the sampler has no length.
         """
-        return len(self._batches)
+        return self._batches.length(None if self._start is None else self._start["batches"])
 
     @overload
     def __iter__(self: DataLoader[DefaultBatch, Never]) -> Iterator[Any]: ...  # a dataset of Any

@@ -92,7 +92,7 @@ class ServiceSettings(Settings, frozen=True, kw_only=True):
         ``silence_s`` is taken for dead.
     drain_s : float
         How long, at the end, received rows may wait for their table, and learners for the last
-        batches of a queue.
+        batches of a queue; half of it where tables are saved then.
 
     Raises
     ------

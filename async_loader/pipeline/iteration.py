@@ -103,7 +103,7 @@ class Iteration:
             assert core.end is not None
             # it keeps this object for as long as it runs: it is joined at exit
             self.producer = self.supply.producer(self._producing, core.end, self._fail)
-            supplier.at_once = self.draws
+            supplier.at_once, supplier.queue = self.draws, self.queue
             if self.draws:
                 self.patience = Patience(core.end, on_wait=self.refuse_deadlock)
         self.iterator: Callable[[], Any] | None = None
@@ -134,10 +134,20 @@ class Iteration:
         assert isinstance(self.supplier, SourceTasks)
         self.supplier.at_once = self.draws = False
         self.patience = self._producing
-        for queue in self.queues:
-            queue.turn = self.supply.seq
+        self.begin_at(self.supply.seq)
         self.supply.give(self.supply.seq)
         self.producer.start()
+
+    def begin_at(self, seq: int) -> None:
+        """Number the tasks from here on. While nothing is under way."""
+        for queue in self.queues:
+            queue.turn = seq
+        self.supply.begin_at(seq)
+
+    @property
+    def position(self) -> int:
+        """The number of the consumer's next task."""
+        return self.supply.seq if self.draws else self.queue.turn
 
     def refuse_deadlock(self) -> None:
         """Raise when only this thread could end the wait.

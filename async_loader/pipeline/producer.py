@@ -168,7 +168,7 @@ class Supply:
                 if task is END:
                     self.ended = True
                     return END
-                self.seq = seq + 1
+                self._go_on(seq + 1)
                 return self._dispatch.do(seq, task, self.supplier.worker(seq, task))
             except BaseException as error:
                 drawn = self.seq > seq
@@ -177,9 +177,18 @@ class Supply:
                         self._ready.put(seq, None)
                     raise
                 if not drawn:
-                    self.seq = seq + 1
+                    self._go_on(seq + 1)
                     self.ended = self.supplier.ends_by_errors
                 return Failure(guarded(error), seq=seq, lease=getattr(task, "lease", None))
+
+    def _go_on(self, seq: int) -> None:
+        self.seq = seq
+        self.supplier.note(seq)
+
+    def begin_at(self, seq: int) -> None:
+        """The number of the first task. Before anything is drawn."""
+        self.given = seq
+        self._go_on(seq)
 
     def produce(self, patience: Patience, *, here: bool = False) -> None:
         """As `draw`; what it returns goes to the train queue."""

@@ -44,6 +44,8 @@ class SourceEngine:
         ``None`` delivers on the CPU, straight from the train queue.
     buffers : OutputBuffers | None
         The caller's tensors, into which batches are copied.
+    first : int
+        The number of the first batch.
     others
         The loader's, validated before they get here.
     """
@@ -69,6 +71,7 @@ class SourceEngine:
         context: BaseContext,
         finish: Callable[[Any], Any] | None,
         buffers: OutputBuffers | None = None,
+        first: int = 0,
     ) -> None:
         of_batch = Transform.of(source, transform, collate_fn is not None)
         whole = collate_fn is not None or of_batch is not None
@@ -129,6 +132,7 @@ class SourceEngine:
             transfer,
             DrawCosts() if here else None,
         )
+        self.iteration.begin_at(first)
         self.iterator = BatchIterator(
             None,
             self.iteration,
@@ -143,6 +147,11 @@ class SourceEngine:
         """See NOTE [start order]."""
         self.core.start()
         self.iteration.start()
+
+    def state(self) -> dict[str, Any]:
+        """Where the consumer is: the number of its next batch, and the source before that."""
+        position = self.iteration.position
+        return {"batches": position, "source": self._supplier.state(position)}
 
     def stats(self) -> LoaderStats:
         """A snapshot; cheap, takes no lock."""

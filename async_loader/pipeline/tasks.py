@@ -34,6 +34,7 @@ from async_loader.source import (
     Reader,
     Rows,
     Source,
+    state_of,
     waiting_for,
 )
 from async_loader.stats import Meter
@@ -168,6 +169,9 @@ class TaskSupplier:
     def stream_ended(self, worker: int) -> None:
         """This worker's stream has no more batches."""
 
+    def note(self, seq: int) -> None:
+        """Task ``seq`` is next. Called by the thread that draws, after each draw."""
+
     def hand_out(self, lease: object) -> bool:
         """See `Leasing.hand_out`."""
         return True
@@ -188,8 +192,13 @@ class SourceTasks(TaskSupplier):
     Attributes
     ----------
     at_once : bool
-        The source is `AnyThread`, and asked for batches that need no wait first.
+        The source is `AnyThread`, and asked for batches that need no wait first: by the consumer,
+        who knows where it is.
+    queue : TrainQueue | None
+        That the consumer takes from.
     """
+
+    queue: TrainQueue | None = None
 
     ends_by_errors = False
 
@@ -199,6 +208,21 @@ class SourceTasks(TaskSupplier):
         self.at_once = False
         self.name = f"data source {describe(getattr(source, 'function', source))}"
         self._batch_size = batch_size
+        self._states: dict[int, dict[str, Any] | None] = {}
+
+    def note(self, seq: int) -> None:
+        """Keep where the source is, until the consumer has taken the tasks before."""
+        if self.at_once:
+            return
+        assert self.queue is not None
+        self._states[seq] = state_of(self.source)
+        turn = self.queue.turn
+        while (oldest := next(iter(self._states))) < turn:
+            del self._states[oldest]
+
+    def state(self, seq: int) -> dict[str, Any] | None:
+        """The state of the source before task ``seq``, the next of the consumer."""
+        return state_of(self.source) if self.at_once else self._states[seq]
 
     def draw(self, patience: Patience) -> Any:
         meter, plan, begun = self.meter, None, time.perf_counter()

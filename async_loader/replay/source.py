@@ -16,7 +16,7 @@ from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Floats, Ids
 from async_loader.replay.limiter_arithmetic import LimiterState
 from async_loader.replay.read_plan import ReadPlan
-from async_loader.replay.samplers.binding import RandomNumbers
+from async_loader.replay.samplers.binding import RandomNumbers, Seeded
 from async_loader.replay.table.batch_arrays import join_index
 from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.lag_sampler import LagSampler
@@ -62,6 +62,7 @@ class ReplaySource:
         self._table_state, sampler = table_state, chosen.sampler
         self._view, self._sampler, self._goal_seeds = view, sampler, chosen.goal_seeds()
         self._goal_numbers: RandomNumbers | None = None
+        self._chosen, self._resumes_at = chosen, dict[str, Any]()
         self._own_reader: ReplayReader | None = None
         self._min_size = min_size
         self._batch_size = 1
@@ -197,6 +198,8 @@ class ReplaySource:
         if not self._settled:
             self._sampler = self._table_state.drawing_sampler(self._sampler, self._view)
             self._settled = True
+            if self._resumes_at:
+                self.load_state_dict(self._resumes_at)
 
     def _attempt(self, batch_size: int) -> Rows | Ready | None:
         table_state = self._table_state
@@ -248,6 +251,48 @@ class ReplaySource:
         read_plan = self._table_state.read_plan(self._view, self._sampler)
         numbers = None if read_plan.goals is None else self._numbers()
         return self._table_state.reader(read_plan, numbers).warm()
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `Resumable`: the seed, how many random numbers were used, and what a sampler of the
+        source's own says of itself.
+
+        ``None`` for a table that counts how often a step is drawn, and without a seed or a sampler
+        of the source's own: what decides the draws is in the table then, and is saved with it.
+        """
+        chosen, own = self._chosen, self._chosen.own
+        if self._table_state.max_times_sampled or (own is None and chosen.words is None):
+            return None
+        numbers = None if own is not None else self._sampler.numbers
+        goals, state = self._goal_numbers, None
+        if own is not None:
+            with self._table_state.lock:
+                state = own.state()
+        return {
+            "seed": chosen.words,
+            "used": None if numbers is None else numbers.used,
+            "goals": None if goals is None else goals.state(),
+            "sampler": state,
+            "newest": getattr(own, "newest", None),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Resumable`."""
+        self._resumes_at = {} if self._settled else state
+        own = self._chosen.own
+        if own is not None and state["sampler"] is not None:
+            with self._table_state.lock:
+                own.restore(state["sampler"])
+            if isinstance(own, LagSampler) and state["newest"] is not None:
+                self._table_state.publish(own.see, state["newest"])
+        elif own is None and state["used"] is not None:
+            words: Any = state["seed"]
+            self._chosen = self._chosen._replace(words=words)
+            drawn = self._sampler
+            self._sampler = Seeded(drawn.sampler if isinstance(drawn, Seeded) else drawn, words)
+            self._sampler.numbers.restore({"seed": {"entropy": words}, "used": state["used"]})
+        if state["goals"] is not None:
+            self._goal_numbers = RandomNumbers(np.random.SeedSequence(0))
+            self._goal_numbers.restore(state["goals"])
 
     def update_priorities(self, index: Ids, priority: Floats) -> Applied:
         """See `ReplayBuffer.update_priorities`."""

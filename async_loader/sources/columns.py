@@ -4,6 +4,7 @@ replacement, by a seeded generator; or a callable, called with the batch size on
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -76,6 +77,18 @@ class CallableSource:
     def reader(self) -> Reader | None:
         return None
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of the function, if it has ``state_dict`` and ``load_state_dict``."""
+        function: Any = self.function
+        if not (hasattr(function, "state_dict") and hasattr(function, "load_state_dict")):
+            return None
+        return {"function": copy.deepcopy(function.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Resumable`."""
+        function: Any = self.function
+        function.load_state_dict(state["function"])
+
     def update_priorities(self, index: Any, priority: Any) -> Applied:
         raise Unsupported(
             "a callable data_source has no priorities: use a ReplayBuffer with a prioritized "
@@ -139,6 +152,14 @@ class ColumnsSource:
 
     def reader(self) -> Reader:
         return self._reader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator."""
+        return {"generator": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Resumable`."""
+        self._rng.bit_generator.state = state["generator"]
 
     def update_priorities(self, index: Any, priority: Any) -> Applied:
         raise Unsupported(

@@ -235,6 +235,34 @@ class Mixture(ClosedAtExit):
                 self._mixed = mixed if len(known) == len(self._members) else None
         return self._mixed
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """See `Resumable`: the states of all sources; ``None`` if one of them has none."""
+        members = [member.state() for member in self._members]
+        if any(state is None for state, _ in members):
+            return None
+        generator = self._rng.bit_generator.state
+        return {"generator": generator, "seed": self._seed, "batches": self._batches,
+                "counts": self._counts, "members": members}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Resumable`.
+
+        Raises
+        ------
+        ConfigError
+            If the state is of another number of sources.
+        """
+        if len(state["members"]) != len(self._members):
+            raise ConfigError(
+                f"the state is of a mixture of {len(state['members'])} sources, and this one has "
+                f"{len(self._members)}: make it as it was then"
+            )
+        self._rng.bit_generator.state = state["generator"]
+        self._seed, self._batches, self._counts = state["seed"], state["batches"], state["counts"]
+        self._ended, self._at = False, None
+        for member, (of_source, taken) in zip(self._members, state["members"], strict=True):
+            member.load(of_source, taken)
+
     def reader(self) -> Reader | None:
         """Return None: `plan` reads the rows of all sources."""
         return None

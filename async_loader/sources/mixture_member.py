@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,10 +22,12 @@ from async_loader.source import (
     Plan,
     Reader,
     Ready,
+    Resumable,
     Rows,
     Seed,
     Source,
     Window,
+    state_of,
     waiting_for,
 )
 from async_loader.sources.mixture_rows import Array, Ids, numbers_of, own_ids
@@ -94,12 +96,15 @@ def empty_rows(schema: Schema, count: int) -> list[Array]:
 
 class Piece(NamedTuple):
     """Rows of one source: one array ``[rows, ...]`` for each field of its schema, the lease of
-    their batch, if it has one, and whether the batch ends with them.
+    their batch, if it has one, and whether the batch ends with them. Also the state of the source
+    before they were planned, and how many of the rows were taken.
     """
 
     arrays: list[Array]
     lease: object = None
     ends: bool = True
+    before: dict[str, Any] | None = None
+    taken: int = 0
 
 
 @dataclass(eq=False)
@@ -127,6 +132,7 @@ class MixtureMember:
     _pieces: deque[Piece] = field(default_factory=deque)
     _held: int = 0
     _same: int = 0
+    _passed: int = 0  # rows of the next piece that were taken before the state was
 
     @property
     def name(self) -> str:
@@ -161,15 +167,33 @@ class MixtureMember:
             if self._same == 0 and self.reader is None:
                 self._same = self.most(batch_size)
             wanted = self._same if self._own_reader is None else count - self._held
+            before = state_of(self.source)
             plan = ask(self.source, wanted)
             if plan is None or plan is END:
                 return None if plan is None else False
-            piece = self._piece(plan, seed)
+            piece = self._piece(plan, seed)._replace(before=before)
             if not len(piece.arrays[0]):
                 raise ConfigError(f"{self.name} has planned no rows at all")
             self._pieces.append(piece)
             self._held += len(piece.arrays[0])
+            if passed := min(self._passed, len(piece.arrays[0])):
+                self._passed = 0
+                self.take(passed)
         return True
+
+    def state(self) -> tuple[dict[str, Any] | None, int]:
+        """Return the state of the source before the rows that are next, and how many rows come
+        between.
+        """
+        if not self._pieces:
+            return state_of(self.source), self._passed
+        return self._pieces[0].before, self._pieces[0].taken
+
+    def load(self, state: dict[str, Any], taken: int) -> None:
+        """Go on where a `state` was."""
+        self._pieces.clear()
+        self._held, self._passed = 0, taken
+        cast(Resumable, self.source).load_state_dict(state)
 
     def _piece(self, plan: Plan, seed: Seed) -> Piece:
         if isinstance(plan, Rows) and self.reader is not None and self.schema is not None:
@@ -197,11 +221,14 @@ class MixtureMember:
         taken: list[Piece] = []
         self._held -= count
         while count:
-            arrays, lease, ends = self._pieces.popleft()
+            piece = self._pieces.popleft()
+            arrays = piece.arrays
             if len(arrays[0]) > count:
-                self._pieces.appendleft(Piece([one[count:] for one in arrays], lease))
-                arrays, ends = [one[:count] for one in arrays], False
-            taken.append(Piece(arrays, lease, ends))
+                rest = [one[count:] for one in arrays]
+                self._pieces.appendleft(piece._replace(arrays=rest, taken=piece.taken + count))
+                arrays = [one[:count] for one in arrays]
+                piece = piece._replace(arrays=arrays, ends=False)
+            taken.append(piece)
             count -= len(arrays[0])
         return taken
 

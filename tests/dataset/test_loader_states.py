@@ -67,6 +67,9 @@ MAKERS = {
 }
 
 
+_SIZED = {"shuffled", "in bulk", *(name for name in MAKERS if "over" in name)} - {"passed over"}
+
+
 def _batches(epoch):
     return [batch.cpu().tolist() for batch in epoch]
 
@@ -87,6 +90,8 @@ def _goes_on(name, epochs, at, **how):
         expected = [_batches(one if epoch is None or n else epoch) for n in range(3)]
         two.load_state_dict(state)
         assert two.state_dict() == state
+        if name in _SIZED:
+            assert len(two) == len(expected[0]) + (0 if epoch is None else at)
         assert [_batches(two) for _ in range(3)] == expected
 
 

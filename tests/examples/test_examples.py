@@ -213,6 +213,13 @@ def test_an_environment_that_records_itself_loses_no_step(name):
 
 
 @pytest.mark.slow
+def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not():
+    needs("gymnasium")
+    said = run("killed_dqn", "--updates", "1000", "--within", "3", "--kills", "2", "--least", "0")
+    assert "killed" in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["Pendulum-v1", None], ids=["pendulum", "half cheetah"])
 def test_the_sac_makes_an_update_a_step(env):
     needs("gymnasium", *(["mujoco"] if env is None else []))

@@ -42,6 +42,7 @@ from async_loader.process_hooks import AFTER
 if TYPE_CHECKING:
     from async_loader.feeder.embedded import Embedded
 
+_PARTING_S = 2.0
 _COUNTED = sorted(ClientStats.COUNTERS - {"sessions"})
 
 
@@ -135,7 +136,15 @@ class Client(ClosedAtExit):
         self._drain(self._deadline(timeout_s))
 
     def _drain(self, deadline: Deadline) -> None:
-        self._connection.call(Call(Drain()), deadline)
+        connection = self._connection
+        connection.call(Call(Drain()), deadline)
+        connection.drained, opened = True, connection.session.opened
+        with contextlib.suppress(Timeout):  # it has ended, and its sockets end now
+            connection.news.until(
+                lambda: not connection.is_open or connection.session.opened != opened,
+                Deadline(min(_PARTING_S, deadline.left_or_inf())),
+                str,
+            )
 
     @explain_wrong_names
     def publish(

@@ -97,6 +97,8 @@ class IoThread:
         Acknowledged rows that were lost, by table and number of the server that had them.
     servers : int
         Servers before the present one: ids of rows belong to one server.
+    drained : bool
+        The server has ended at this client's wish.
     wake : callable
         Wakes the IO thread; does nothing in a fork, where finalizers may call it.
     yield_to_io : callable
@@ -130,7 +132,7 @@ class IoThread:
         self._failure: Failure | None = None
         self._parting = math.inf  # when the sockets are closed after an END, or a cut
         self._session_due = -math.inf  # when the session has to step, or earlier
-        self._stop, self._refusal = False, ""
+        self._stop, self._refusal, self.drained = False, "", False
         self._sockets: Sockets
         self._thread = threading.Thread(
             target=self._run, name="async-loader-feeder-client", daemon=True

@@ -177,6 +177,7 @@ class ReaderBatches:
         self._form: BatchForm | None = None
         self.ahead = prefetch or 0
         self.granted = self.told = self.received = 0
+        self._before = 0  # batches of earlier openings
         self.ended_after: int | None = None
         self.waiting: deque[ReceivedBatch] = deque()
         self.complaint: AsyncLoaderError | OSError | None = None
@@ -236,6 +237,11 @@ class ReaderBatches:
     def _ring_bell(self) -> None:
         if self.bell is not None:
             self.bell.ring()
+
+    @property
+    def first(self) -> int:
+        """The number of the batch that comes next, over all openings."""
+        return self.wanted.first + self._before + self.received
 
     def _holds(self, lease: ReceivedBatch) -> bool:
         """Return whether a batch is still this learner's: the feeder has not taken it back.

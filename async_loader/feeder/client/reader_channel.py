@@ -157,7 +157,10 @@ class ReaderChannel(ReaderBatches):
                 self._bar(reason, logging.DEBUG)
             shared = self._asked != "tcp" and not self._barred
             transport: Literal["shm", "tcp"] = "shm" if shared else "tcp"
-            body = msgspec.structs.replace(self.wanted, wait_s=self.wait_s, transport=transport)
+            first = 0 if self.wanted.seed is None else self.first
+            body = msgspec.structs.replace(
+                self.wanted, wait_s=self.wait_s, transport=transport, first=first
+            )
             self.server, self.opening = port.servers, self.opening + 1
             self.leases.clear()  # the server draws those batches again
             self.waiting = deque(one for one in self.waiting if not self.leased or self._holds(one))
@@ -250,6 +253,7 @@ class ReaderChannel(ReaderBatches):
         if wished is None:
             wished = ahead_of(schema, nbytes, self._planned)
         self.ahead = min(wished, MOST_AHEAD if shared else self.port.limits.ahead(nbytes))
+        self._before += self.received
         self.received = self.told = 0
         self.granted = max(0, self.ahead - len(self.waiting))
         self.phase = ReaderPhase.READY
@@ -289,6 +293,7 @@ class ReaderChannel(ReaderBatches):
         elif code == ErrorCode.UNKNOWN_READER:
             if not opening:
                 self._open_again()
+                self._before -= len(self.waiting)
                 self.waiting.clear()  # the table was loaded
         elif calls and self.phase is ReaderPhase.READY:
             if message.sequence == self.received < self.granted:

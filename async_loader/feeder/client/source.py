@@ -82,7 +82,7 @@ class RemoteSource:
         self._goals = goals
         self._connection, self._wanted, self._timeout_s = connection, wanted, timeout_s
         self._table, self._transport = table, transport
-        self._prefetch, self._planned = prefetch, 0
+        self._prefetch, self._planned, self._taken = prefetch, 0, wanted.first
         self._channel: ReaderChannel | None = None
         self._lock = threading.Lock()
         self._over = False
@@ -153,6 +153,7 @@ class RemoteSource:
         with channel.lock:
             received = self._next(channel)
         ready = self._ready(channel, received) if isinstance(received, ReceivedBatch) else None
+        self._taken += ready is not None
         if received is END:
             self._over = True
         if channel.due or channel.settled:
@@ -309,6 +310,23 @@ class RemoteSource:
         self._connection.wake()
         no_answer = self._connection.no_answer
         channel.wait_closed(Deadline(timeout_s), lambda: no_answer("CLOSE_READER"))
+
+    # -- going on elsewhere, see `Resumable` -------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the seed and the number of the next batch; ``None`` without a seed, and of a
+        queue.
+        """
+        seed = self._wanted.seed
+        return None if seed is None or self.leased else {"seed": seed, "batch": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Resumable`: batches that are on their way are dropped."""
+        self._wanted = structs.replace(self._wanted, seed=state["seed"], first=state["batch"])
+        self._taken, channel, self._channel = state["batch"], self._channel, None
+        if channel is not None:
+            channel.close(used=False)
+            self._connection.wake()
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ class WriterChannel(WriterRows):
         with self.lock:
             self.check_failure()
             self.seal()
+            acknowledged = not self.outbox.entries
             if not self.closing and self.packer is not None and self.streams.names:
                 self.end_streams(list(self.streams.names))
             self.closing = True
@@ -125,6 +126,8 @@ class WriterChannel(WriterRows):
 
         def attempt() -> bool:
             self.check_failure()
+            if acknowledged and self.port.drained and not self.port.is_open:
+                self._end(WriterPhase.CLOSED)  # no feeder is there to be told
             return self.phase is WriterPhase.CLOSED or not self.hurried
 
         self.news.until(attempt, deadline, self._why_not)

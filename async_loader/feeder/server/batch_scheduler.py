@@ -180,6 +180,8 @@ class BatchScheduler:
         except BaseException:
             drawing.close()
             raise
+        if wanted.seed is not None and not self.table.leased:
+            drawing.drawn = wanted.first
         self.views.add(view)
         ahead = MOST_AHEAD if shared else limits.ahead(form.nbytes)
         send_buffer = (
@@ -298,6 +300,8 @@ class BatchScheduler:
                     self._returned.put(reader.kind, one, seen=False, front=True)
             if reader.send_buffer is not None:
                 reader.send_buffer.clear()
+            if reader.drawing.drawn is not None:
+                reader.drawing.drawn -= len(batches)
             return 0
         for one in batches:
             one.batch_slot = None  # a leased batch has columns of its own

@@ -199,8 +199,11 @@ class CallHandler:
             raise
 
     def _begin_anew(self, table: TableEntry) -> None:
-        """Forget rows and streams of a table that was loaded, and close its readers."""
+        """Forget rows and streams of a table that was loaded, and close its readers. Learners may
+        have had rows of a queue since they were saved.
+        """
         table.begin_anew()
+        table.table.note_restored()
         for session in self._server_state.sessions:
             for number, reader in list(session.readers.items()):
                 if reader.table == table.name:

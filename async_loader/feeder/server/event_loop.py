@@ -237,7 +237,8 @@ class Server:
             if not self._stops and not self._control_handler.drain_asked:
                 return False
             self._server_state.begin_to_drain()
-            self._ending = Deadline(self._settings.drain_s, self._clock)
+            left_s = self._settings.drain_s
+            self._ending = Deadline(left_s / 2 if self._saves.saves else left_s, self._clock)
             self._more = True  # rows that are short of a batch go out now
             _log.info(
                 "draining, for at most %g s: a second Ctrl-C (or SIGTERM) ends it at once",

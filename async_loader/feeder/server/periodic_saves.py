@@ -21,7 +21,6 @@ killed before its status is read.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -41,6 +40,7 @@ from async_loader.lifecycle import Deadline
 from async_loader.replay.buffer import ReplayBuffer, saver_of, shared_table
 from async_loader.replay.checkpoint import SaveReport
 from async_loader.replay.table.nonblocking_table import Position
+from async_loader.shm.folder_lock import FolderLock
 from async_loader.validation import path_of
 
 REMEDY = (
@@ -61,7 +61,7 @@ class Folders:
     """
 
     def __init__(self, root: str | os.PathLike[str] | None, private: bool = False) -> None:
-        self._root = None if root is None else Path(root).expanduser().absolute()
+        self.root = None if root is None else Path(root).expanduser().absolute()
         self._private = private
 
     def of(self, table: str, path: str) -> Path:
@@ -77,7 +77,7 @@ class Folders:
         path = path_of("path", path)
         if self._private:
             return Path(path).absolute()
-        if self._root is None:
+        if self.root is None:
             raise Unsupported(
                 f"this feeder keeps no checkpoints, so table {table!r} is neither saved nor "
                 f"loaded: {REMEDY}"
@@ -88,16 +88,17 @@ class Folders:
                 f"path={path[:300]!r} leaves the folder of table {table!r}: name one in it, as in "
                 "'before-tuning'"
             )
-        home = Path(os.path.realpath(self._root)) / as_file(table)
+        home = Path(os.path.realpath(self.root)) / as_file(table)
         if not Path(os.path.realpath(home.joinpath(*parts))).is_relative_to(home):
             raise ConfigError(
                 f"path={path[:300]!r} leaves the folder of table {table!r} through a link: name "
                 "one in it, or remove the link"
             )
-        return self._root.joinpath(as_file(table), *parts)
+        return self.root.joinpath(as_file(table), *parts)
 
 
 _log = logging.getLogger("async_loader.feeder")
+_OTHER_FOLDER = "name another folder in checkpoint.path, or with --checkpoint"
 NEWEST, ROWS, PRODUCERS, UNUSED = "newest", "rows", "producers.json", "unused.npz"
 LAST_S = 300.0
 """How long the last saves may take, before a feeder ends without them."""
@@ -130,7 +131,7 @@ def unused_in(folder: Path) -> RequeuedRows:
 
 
 class RowCount:
-    """The count of one table. It is locked: one process at a time has it.
+    """The count of one table.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ class RowCount:
     Raises
     ------
     ConfigError
-        If another process has it, or the file is something else.
+        If the file is something else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -155,7 +156,6 @@ class RowCount:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._written, self.before, self.lost, self.in_order = -1, 0, 0, False
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found = os.pread(self._fd, _FORMAT.size + 1, 0)
             if found.strip(b"\0"):
                 magic, self.before, self.lost, self.in_order = _FORMAT.unpack(found)
@@ -165,12 +165,6 @@ class RowCount:
             self.close()
             text = f"{path} is no count of rows: remove it, or name another folder"
             raise ConfigError(text) from None
-        except OSError:
-            self.close()
-            raise ConfigError(
-                f"{path.parent} has the checkpoints of another feeder, which runs: name another "
-                "folder in checkpoint.path, or end that one"
-            ) from None
 
     def note(self, rows: int) -> None:
         """Write the count, if it has changed. Cheap."""
@@ -369,12 +363,17 @@ class PeriodicSaves:
     tables : sequence of TableSaves
     clock : callable
         Monotonic seconds.
+    lock : FolderLock, optional
+        Of the folder of all tables; closed with this.
     """
 
     def __init__(
-        self, tables: Sequence[TableSaves] = (), clock: Callable[[], float] = time.monotonic
+        self,
+        tables: Sequence[TableSaves] = (),
+        clock: Callable[[], float] = time.monotonic,
+        lock: FolderLock | None = None,
     ) -> None:
-        self._tables, self._clock = tables, clock
+        self._tables, self._clock, self._lock = tables, clock, lock
         self._due = [one for one in tables if one.due is not None]
         self._last: Deadline | None = None
 
@@ -386,17 +385,17 @@ class PeriodicSaves:
         every_s: float | None,
         count: bool = False,
     ) -> PeriodicSaves:
-        """Restore the tables, and return their saves. Raises as `TableSaves`."""
+        """Take the folder, restore the tables, and return their saves. Raises as `TableSaves`."""
         made: list[TableSaves] = []
+        lock = None if folders.root is None else FolderLock(folders.root, _OTHER_FOLDER)
         try:
             for name, buffer in buffers.items() if count or every_s is not None else ():
                 folder = folders.of(name, ".")
                 made.append(TableSaves(name, buffer, folder, every_s, time.monotonic))
         except BaseException:
-            for one in made:
-                one.close()
+            cls(made, lock=lock).close()
             raise
-        return cls(made)
+        return cls(made, lock=lock)
 
     def begin(self, entries: Mapping[str, TableEntry], jobs: BackgroundJobs) -> None:
         """Take what the loop has."""
@@ -408,6 +407,11 @@ class PeriodicSaves:
         """Write the counts of rows. Called before rows are acknowledged."""
         for one in self._tables:
             one.note()
+
+    @property
+    def saves(self) -> bool:
+        """Whether tables are saved at the end."""
+        return bool(self._due)
 
     @property
     def ending(self) -> bool:
@@ -462,6 +466,8 @@ class PeriodicSaves:
         return {one.name: one.status() for one in self._tables}
 
     def close(self) -> None:
-        """Release the counts. May be called again."""
+        """Release the counts and the folder. May be called again."""
         for one in self._tables:
             one.close()
+        if self._lock is not None:
+            self._lock.close()

@@ -119,7 +119,8 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
 
     ``view``, ``sampler``: of this reader. ``min_size``: the items that each batch waits for.
     ``max_lag``: the versions that the policy of a step may be behind. With ``masses``, ``weight``
-    is what a row's probability is in proportion to.
+    is what a row's probability is in proportion to. ``first``: the number of its first batch, with
+    a ``seed``: each has random numbers of its own.
 
     With ``wait_s`` it is a reader for calls, and may take this long to open: each batch is drawn
     for a call, and an ERROR takes the place of one that there is not in time. A negative number:
@@ -133,6 +134,7 @@ class OpenReader(Control, frozen=True, kw_only=True, omit_defaults=True):
     rank: U32 = 0
     world_size: Count = 1
     seed: U64 | None = None
+    first: U64 = 0
     transport: Transport = "tcp"
     timeout_s: Seconds | None = None
     prefetch: Count = 4

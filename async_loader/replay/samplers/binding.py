@@ -44,20 +44,21 @@ class RandomNumbers:
     seed : SeedSequence
     """
 
-    __slots__ = ("_ahead", "_made", "_next", "_rng", "_seed")
+    __slots__ = ("_ahead", "_least", "_made", "_next", "_rng", "_seed")
 
     def __init__(self, seed: np.random.SeedSequence) -> None:
         self._seed = seed
         self._rng: np.random.Generator | None = None
         self._ahead: Floats = np.empty(0)
         self._next = self._made = 0
+        self._least = _AHEAD
 
     def ahead(self, count: int) -> Floats:
         """Return the next numbers, ``count`` or more. Read-only; see `drop`."""
         if self._next + count > len(self._ahead):
             if self._rng is None:
                 self._rng = np.random.default_rng(self._seed)
-            made = self._rng.random(max(count, _AHEAD))
+            made = self._rng.random(max(count, self._least))
             self._made += len(made)
             self._ahead, self._next = np.concatenate((self._ahead[self._next :], made)), 0
         return self._ahead[self._next :]
@@ -72,12 +73,22 @@ class RandomNumbers:
         self.drop(count)
         return numbers
 
+    @property
+    def used(self) -> int:
+        """How many numbers were used."""
+        return self._made - (len(self._ahead) - self._next)
+
+    def seek(self, batch: int) -> None:
+        """Go to the numbers of a batch: each has 2**40 of its own, made when they are needed."""
+        if self._rng is None:
+            self._rng = np.random.default_rng(self._seed)
+        start = batch << 40
+        self._rng.bit_generator.advance(start - self._made)  # type: ignore[attr-defined]
+        self._made, self._ahead, self._next, self._least = start, np.empty(0), 0, 0
+
     def state(self) -> dict[str, Any]:
         """Return the seed, and how many numbers were used."""
-        return {
-            "seed": seeds_json(self._seed),
-            "used": self._made - (len(self._ahead) - self._next),
-        }
+        return {"seed": seeds_json(self._seed), "used": self.used}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a `state`."""
@@ -144,6 +155,11 @@ class Seeded:
     def own_items(self) -> Items | None:
         """What it draws, where that is not the items of the table."""
         return getattr(self._sampler, "own_items", None)
+
+    @property
+    def numbers(self) -> RandomNumbers | None:
+        """Its own numbers; ``None``: those of the sampler."""
+        return self._numbers
 
     def over(self, sampler: Sampler) -> Seeded:
         """Return one with the same seed, that draws as another sampler does."""

@@ -50,6 +50,12 @@ class SamplerSession:
         Its own sampler is detached by `close`.
     min_size : int
         Items that its batches wait for.
+
+    Attributes
+    ----------
+    drawn : int | None
+        The number of the next batch, each of which has random numbers of its own; ``None``: they
+        follow each other.
     """
 
     def __init__(
@@ -65,6 +71,8 @@ class SamplerSession:
         self._lag = chosen.own if isinstance(chosen.own, LagSampler) else None
         self._read_plan = self._table_state.read_plan(view, chosen.sampler)
         self._reader: ReplayReader | None = None
+        self._goals = self._goal_numbers()
+        self.drawn: int | None = None
 
     @property
     def schema(self) -> Schema:
@@ -161,10 +169,18 @@ class SamplerSession:
         One array ``[count, *shape]`` for each field of `schema`, in C order.
         """
         if self._reader is None:
-            self._reader = self._table_state.reader(self._read_plan, self._numbers())
+            self._reader = self._table_state.reader(self._read_plan, self._goals)
         return self._reader.target(arrays)
 
-    def _numbers(self) -> RandomNumbers | None:
+    def _begin(self) -> None:
+        """Go to the random numbers of the next batch."""
+        if self.drawn is not None:
+            for numbers in (self._chosen.numbers(self._sampler), self._goals):
+                if numbers is not None:
+                    numbers.seek(self.drawn)
+            self.drawn += 1
+
+    def _goal_numbers(self) -> RandomNumbers | None:
         """Return what chooses hindsight goals, if the learner has a seed: as `ReplaySource`."""
         seeds = self._chosen.goal_seeds()
         return None if seeds is None else RandomNumbers(seeds)
@@ -175,6 +191,7 @@ class SamplerSession:
         Call it when `why_not` has returned ``None``.
         """
         assert self._reader is not None
+        self._begin()
         self._table_state.fill(self._reader, self._sampler, target)
 
     def close(self) -> None:
@@ -200,6 +217,11 @@ class SourceSampler(NamedTuple):
     sampler: Any  # a Sampler, or a `Seeded` in front of one
     own: Sampler | None
     words: list[int] | None  # of the learner's seed, if it has one
+
+    def numbers(self, sampler: Any) -> RandomNumbers | None:
+        """Return the random numbers of this learner's ``sampler`` alone, if it has any."""
+        found = getattr(sampler if self.own is None else innermost(sampler), "_numbers", None)
+        return found if isinstance(found, RandomNumbers) and self.words is not None else None
 
     def goal_seeds(self) -> np.random.SeedSequence | None:
         """Return the seed of the numbers that choose hindsight goals, if the learner has a seed."""

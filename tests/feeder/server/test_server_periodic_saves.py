@@ -318,6 +318,37 @@ def test_rows_of_a_queue_are_marked_after_a_kill_and_not_after_an_end_in_order(t
             assert next(loader)["redelivered"].tolist() == [killed] * 8
 
 
+def test_a_source_with_a_seed_goes_on_with_its_draws_after_a_restart(tmp_path):
+    path = settings(tmp_path, table="{capacity: 1000}")
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(500))
+    with contextlib.ExitStack() as stack:
+        with serving(path) as server:
+            client = stack.enter_context(connect(server.address))
+            with AsyncDataLoader(client.table("t").source(seed=3), 8) as whole:
+                expected = [next(whole)["x"].tolist() for _ in range(60)]
+            loader = AsyncDataLoader(client.table("t").source(seed=3), 8)
+            stack.enter_context(loader)
+            found = [next(loader)["x"].tolist() for _ in range(5)]
+            server._send_ends = lambda reason: None  # as one that is killed
+        with serving(path):
+            found += [next(loader)["x"].tolist() for _ in range(55)]
+            loader.close()
+            client.close()
+    assert found == expected
+
+
+def test_rows_that_were_delivered_after_a_save_come_marked_when_it_is_loaded(tmp_path):
+    path = settings(tmp_path, table="{queue: 64, schema: {x: int64}}")
+    with serving(path) as server, connect(server.address) as client:
+        write(client, range(8))
+        table = client.table("t")
+        table.save("older")
+        assert not table.sample(8)["redelivered"].any()
+        table.load("older")
+        assert table.sample(8)["redelivered"].all()
+
+
 def test_rows_that_were_used_after_a_save_do_not_come_again(tmp_path):
     path = settings(tmp_path, 0.05, "{queue: 64, schema: {x: int64}}")
     folder = tmp_path / "saves" / "t" / "newest"

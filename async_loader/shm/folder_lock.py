@@ -1,0 +1,60 @@
+"""A folder that one process at a time has: kept tables, and the checkpoints of a feeder."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from pathlib import Path
+
+from async_loader.errors import ConfigError
+from async_loader.process_hooks import at_fork
+
+_held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
+
+
+class FolderLock:
+    """Has the folder until `close`, or until the process ends, however it does.
+
+    A forked child does not have it. Threads: any.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    remedy : str
+        What to do where another process has it, as in "name another folder with --checkpoint".
+
+    Raises
+    ------
+    ConfigError
+        If another process, or another lock of this one, has the folder.
+    """
+
+    def __init__(self, folder: Path, remedy: str) -> None:
+        import fcntl  # Windows has none
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise ConfigError(
+                f"{folder} is in use by another process, which runs ({error.strerror}): end that "
+                f"one, or {remedy}"
+            ) from None
+        _held.add(self)
+
+    def close(self) -> None:
+        """Let go of the folder. May be called again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _after_fork_in_child() -> None:
+    for one in tuple(_held):
+        one.close()
+
+
+at_fork(after_in_child=_after_fork_in_child)
