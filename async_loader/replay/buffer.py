@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping
 from types import EllipsisType
-from typing import Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
-from async_loader.errors import CannotSend, ConfigError, require
+from async_loader.errors import CannotSend, ConfigError, Unsupported, require
 from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import (
     by_name,
@@ -32,6 +32,7 @@ from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.by_id import SharedTable
+from async_loader.replay.table.resident import ResidentTable, resident_table
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table_methods import Change, TableMethods
@@ -42,6 +43,9 @@ from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import Batch, Ids, Streams
 from async_loader.validation import require_linux, whole
+
+if TYPE_CHECKING:
+    import torch
 
 _OF_A_SAVE = ("cls", "path", "number")
 """Arguments of `ReplayBuffer.from_checkpoint` that name a save; all others replace what it says."""
@@ -92,6 +96,11 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         A folder. Steps are then kept in a file on its disk that is mapped into memory, which may be
         larger than the memory. The file has no name: it goes with the table, also when the process
         is killed; `save` keeps what a table holds.
+    device : str | torch.device, optional
+        Arrays are then tensors on this device, and batches too; numbers (fields of shape ``()``),
+        ids, priorities and draws stay here. For frames, and for simulators on an accelerator:
+        tensors of the device are added without a copy here. Steps make room in order; there is no
+        limiter, source or codec. A save keeps other threads from the table while it runs.
 
     Raises
     ------
@@ -100,8 +109,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
     SchemaError
         For a schema that cannot be stored.
     OutOfMemory
-        If a schema is given and a full buffer would not fit into the free memory, or onto the disk;
-        without one, at the first step.
+        If a schema is given and a full buffer would not fit into the free memory, or onto the disk
+        or the device; without one, at the first step.
 
     Examples
     --------
@@ -126,6 +135,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         seed: int | None = None,
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         require("numba")
         require_linux("a replay table")
@@ -137,15 +147,20 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             check_sampler(name, one)
         most = whole("max_times_sampled", max_times_sampled, 0)
         check_limiter(limiter, most)
-        self._table_state = SharedTable(
-            *size_of(capacity, max_bytes),
-            sampler,
-            remover,
-            limiter,
-            most,
-            seed,
-            checked_view(view),
-            folder_of(disk),
+        sizes, shown = size_of(capacity, max_bytes), checked_view(view)
+        rest = sampler, remover, limiter, most, seed, shown, folder_of(disk)
+        self._table_state: SharedTable = (
+            SharedTable(*sizes, *rest)
+            if device is None
+            else resident_table(
+                device,
+                *(*sizes, *rest),
+                remover=None if type(remover) is Fifo else remover,
+                limiter=limiter,
+                max_times_sampled=most,
+                disk=disk,
+                max_bytes=sizes[1],
+            )
         )
         self._view = self._table_state.view
         self._saver = checkpoint.Saver(self._table_state)
@@ -263,11 +278,17 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the first one if no schema was given."""
-        return self._table_state.schema
+        return self._table_state.shown_schema
 
     @property
     def nbytes(self) -> int | None:
-        return self._table_state.table.storage.layout.nbytes if self._table_state.ready else None
+        """Bytes of the rows, here and on a device; ``None`` as for `schema`."""
+        return self._table_state.nbytes if self._table_state.ready else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where arrays are; ``None``: in shared memory."""
+        return getattr(self._table_state, "device", None)
 
     @property
     def sampler(self) -> Sampler:
@@ -562,6 +583,10 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
             capacity.
         """
+        if isinstance(self._table_state, ResidentTable):
+            raise Unsupported(
+                "a table on a device has no source: its batches are there already, call sample()"
+            )
         chosen = sampler_for(
             self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
@@ -653,7 +678,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         Unsupported
             In a forked child.
         """
-        return self._saver.save(path, timeout_s)
+        with self._table_state.held():
+            return self._saver.save(path, timeout_s)
 
     @explain_wrong_names
     def load(
@@ -690,7 +716,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         Timeout, Closed, Unsupported
             Nothing was changed.
         """
-        checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
+        with self._table_state.held():
+            checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
 
     @class_only
     @explain_wrong_names
@@ -708,6 +735,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         seed: int | None = None,
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> ReplayBuffer:
         """Make the buffer that was last saved to a folder, with its ids, draws and limits at that
         moment.
@@ -724,8 +752,9 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             In place of what was saved. A sampler of your own class has to be given. One that is
             made as the saved one was goes on where that was; any other is told of the items anew.
             Into less capacity go the newest steps.
-        disk : optional
-            As in the constructor; it is not saved.
+        disk, device : optional
+            As in the constructor; they are not saved: a table on a device is loaded as one here,
+            and the other way round.
 
         Raises
         ------
