@@ -87,6 +87,12 @@ REPLAY = Environment(
     "import cpprb, stable_baselines3.common.buffers, torchrl.data",
     ("cpprb", "torchrl", "tensordict", "stable-baselines3", "torch", "numpy"),
 )
+RLOX = Environment(
+    "rlox",
+    (("torch==2.13.0", "numpy", "psutil"), ("--no-deps", "rlox==1.2.0")),
+    "import rlox",
+    ("rlox", "numpy"),
+)
 TIANSHOU = Environment(
     "tianshou",
     (("torch==2.13.0", "numpy", "psutil"), ("tianshou==2.0.1", "torch==2.13.0")),
@@ -171,7 +177,7 @@ CODECS = Environment(
     ("cramjam", "lz4", "zstandard", "blosc2", "numpy"),
 )  # fmt: skip
 
-_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, FLASHBAX, MINARI, CODECS)
+_PEERS = (DING, REPLAY, RLOX, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, FLASHBAX, MINARI, CODECS)
 PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 
