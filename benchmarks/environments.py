@@ -87,6 +87,12 @@ REPLAY = Environment(
     "import cpprb, stable_baselines3.common.buffers, torchrl.data",
     ("cpprb", "torchrl", "tensordict", "stable-baselines3", "torch", "numpy"),
 )
+RLOX = Environment(
+    "rlox",
+    (("torch==2.13.0", "numpy", "psutil"), ("--no-deps", "rlox==1.2.0")),
+    "import rlox",
+    ("rlox", "numpy"),
+)
 TIANSHOU = Environment(
     "tianshou",
     (("torch==2.13.0", "numpy", "psutil"), ("tianshou==2.0.1", "torch==2.13.0")),
@@ -181,8 +187,8 @@ CODECS = Environment(
 )  # fmt: skip
 
 _PEERS = (
-    DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, TRANSFER_QUEUE, FLASHBAX, MINARI,
-    CODECS,
+    DING, REPLAY, RLOX, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, TRANSFER_QUEUE, FLASHBAX,
+    MINARI, CODECS,
 )  # fmt: skip
 PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")

@@ -74,6 +74,7 @@ _DELIVERY = {
     "pipeline.device.cuda_backend",
     "pipeline.batches.arena",
     "pipeline.workers.work",
+    "replay.table.device_rows",
     "dataset",
 }
 _START = {"pipeline.engine_core", "pipeline.workers.worker_handle"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Mapping
 from types import EllipsisType
-from typing import Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never, Self
 
-from async_loader.errors import CannotSend, ConfigError, require
+from async_loader.errors import CannotSend, ConfigError, Unsupported, require
 from async_loader.lifecycle import ClosedAtExit, Deadline, seconds
 from async_loader.name_hints import (
     by_name,
@@ -33,6 +33,7 @@ from async_loader.replay.source import ReplaySource
 from async_loader.replay.stats import TableStats
 from async_loader.replay.stream_names import fresh_stream, stream_name
 from async_loader.replay.table.by_id import SharedTable
+from async_loader.replay.table.resident import ResidentTable, resident_table
 from async_loader.replay.table.source_sampler import sampler_for
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.replay.table_methods import Change, TableMethods
@@ -43,6 +44,9 @@ from async_loader.shm.limits import human
 from async_loader.source import Applied
 from async_loader.table import Batch, Ids, Streams
 from async_loader.validation import require_linux, whole
+
+if TYPE_CHECKING:
+    import torch
 
 _OF_A_SAVE = ("cls", "path", "number")
 """Arguments of `ReplayBuffer.from_checkpoint` that name a save; all others replace what it says."""
@@ -99,6 +103,11 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         synced to a disk. A table that is made with the same folder, schema and capacity goes on
         with its steps, priorities and draws. ``"memory"``, as ``None``: the memory goes with the
         process.
+    device : str | torch.device, optional
+        Arrays are then tensors on this device, and batches too; numbers (fields of shape ``()``),
+        ids, priorities and draws stay here. For frames, and for simulators on an accelerator:
+        tensors of the device are added without a copy here. Steps make room in order; there is no
+        limiter, source or codec. A save keeps other threads from the table while it runs.
 
     Raises
     ------
@@ -107,8 +116,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
     SchemaError
         For a schema that cannot be stored.
     OutOfMemory
-        If a schema is given and a full buffer would not fit into the free memory, or onto the disk;
-        without one, at the first step.
+        If a schema is given and a full buffer would not fit into the free memory, or onto the disk
+        or the device; without one, at the first step.
 
     Examples
     --------
@@ -134,6 +143,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
         keep: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> None:
         require("numba")
         require_linux("a replay table")
@@ -148,9 +158,21 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         size, shown, folder = size_of(capacity, max_bytes), checked_view(view), folder_of(disk)
         home = kept_in(keep, disk)
         kept = None if home is None else KeptFile(home)
+        settings = *size, sampler, remover, limiter, most, seed, shown, folder, kept, recover
         try:
-            self._table_state = SharedTable(
-                *size, sampler, remover, limiter, most, seed, shown, folder, kept, recover
+            self._table_state: SharedTable = (
+                SharedTable(*settings)
+                if device is None
+                else resident_table(
+                    device,
+                    *settings,
+                    remover=None if type(remover) is Fifo else remover,
+                    limiter=limiter,
+                    max_times_sampled=most,
+                    disk=disk,
+                    keep=home,
+                    max_bytes=size[1],
+                )
             )
             self._view = self._table_state.view
             self._saver = checkpoint.Saver(self._table_state)
@@ -278,11 +300,17 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
     @property
     def schema(self) -> Schema | None:
         """What a step is; ``None`` before the first one if no schema was given."""
-        return self._table_state.schema
+        return self._table_state.shown_schema
 
     @property
     def nbytes(self) -> int | None:
-        return self._table_state.table.storage.layout.nbytes if self._table_state.ready else None
+        """Bytes of the rows, here and on a device; ``None`` as for `schema`."""
+        return self._table_state.nbytes if self._table_state.ready else None
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where arrays are; ``None``: in shared memory."""
+        return getattr(self._table_state, "device", None)
 
     @property
     def sampler(self) -> Sampler:
@@ -577,6 +605,10 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             For a view that the schema does not allow, ranks out of range, a ``min_size`` beyond the
             capacity.
         """
+        if isinstance(self._table_state, ResidentTable):
+            raise Unsupported(
+                "a table on a device has no source: its batches are there already, call sample()"
+            )
         chosen = sampler_for(
             self._table_state, sampler, seed, rank, world_size, checked_view(view), max_lag
         )
@@ -668,7 +700,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         Unsupported
             In a forked child.
         """
-        return self._saver.save(path, timeout_s)
+        with self._table_state.held():
+            return self._saver.save(path, timeout_s)
 
     @explain_wrong_names
     def load(
@@ -705,7 +738,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         Timeout, Closed, Unsupported
             Nothing was changed.
         """
-        checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
+        with self._table_state.held():
+            checkpoint.load_into(self._table_state, self._saver, path, number, timeout_s)
 
     @class_only
     @explain_wrong_names
@@ -723,6 +757,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         seed: int | None = None,
         max_bytes: int | str | None = None,
         disk: str | os.PathLike[str] | None = None,
+        device: str | torch.device | None = None,
     ) -> ReplayBuffer:
         """Make the buffer that was last saved to a folder, with its ids, draws and limits at that
         moment.
@@ -739,8 +774,9 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
             In place of what was saved. A sampler of your own class has to be given. One that is
             made as the saved one was goes on where that was; any other is told of the items anew.
             Into less capacity go the newest steps.
-        disk : optional
-            As in the constructor; it is not saved.
+        disk, device : optional
+            As in the constructor; they are not saved: a table on a device is loaded as one here,
+            and the other way round.
 
         Raises
         ------

@@ -24,6 +24,7 @@ ROW = draws.row(
         "async_loader": sides.loader,
         "async_loader, 4 worker threads": partial(sides.loader, threads=4),
         "async_loader, linked frames": sides.linked,
+        "async_loader, table on the device": sides.on_device,
     },
     check,
 )

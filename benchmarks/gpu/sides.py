@@ -63,6 +63,13 @@ def _fields(batch: Any) -> Batch:
 
 
 @contextmanager
+def on_device(work: Workload, batch: int) -> Iterator[Take]:
+    """A table on the device, each observation stored once."""
+    with tables.ours_linked(work, device=DEVICE) as buffer:
+        yield lambda: _fields(buffer.sample(batch))
+
+
+@contextmanager
 def sample(work: Workload, batch: int) -> Iterator[Take]:
     """The table without the loader. On the CPU."""
     with tables.ours(work) as buffer:

@@ -40,17 +40,15 @@ def _steps(width: int) -> list[workloads.Columns]:
 
 
 def ours(seconds: float, width: int, linked: bool = False) -> Figures:
-    import numpy as np
-
     buffer = (tables.ours_linked if linked else tables.ours)(WORK)
     steps = _steps(width)
     if linked:
         steps = [
             {name: value for name, value in step.items() if name != "next_obs"} for step in steps
         ]
-    streams = np.arange(width)
-    add = buffer.add if width == 1 else partial(buffer.extend, stream=streams)
-    return _time(add, steps, seconds, width)
+    if width == 1:
+        return _time(buffer.add, steps, seconds, width)
+    return _time(lambda step: buffer.extend(step, stream=list(range(width))), steps, seconds, width)
 
 
 def cpprb(seconds: float, width: int) -> Figures:
@@ -83,6 +81,19 @@ def sb3(seconds: float, width: int) -> Figures:
     return _time(lambda step: buffer.add(*step), steps, seconds, width)
 
 
+def rlox(seconds: float, width: int) -> Figures:
+    buffer = tables.rlox(WORK)
+    if width > 1:
+        steps = [tables.for_rlox(step) for step in WORK.vectors(width, STEPS)]
+        return _time(lambda step: buffer.push_batch(**step), steps, seconds, width)
+    one = [
+        (step["obs"], step["action"], float(step["reward"]), bool(step["terminated"]), False,
+         step["next_obs"])
+        for step in _steps(width)
+    ]  # fmt: skip
+    return _time(lambda step: buffer.push(*step), one, seconds, width)
+
+
 def row(key: str, title: str, width: int) -> Row:
     def contender(
         name: str, environment: str, measure: Callable[..., Figures], **options: Any
@@ -103,5 +114,6 @@ def row(key: str, title: str, width: int) -> Row:
             contender("cpprb", "replay-peers", cpprb),
             contender("torchrl", "replay-peers", torchrl),
             contender("stable-baselines3", "replay-peers", sb3),
+            contender("rlox", "rlox", rlox),
         ),
     )

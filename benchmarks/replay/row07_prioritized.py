@@ -2,6 +2,7 @@
 and the update of their priorities.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,26 @@ def tianshou(seconds: float) -> Figures:
     return _time(draw, buffer.update_weight, seconds)
 
 
+def rlox(seconds: float) -> Figures:
+    """Its `push` takes one step at a time."""
+    from rlox import PrioritizedReplayBuffer
+
+    buffer = PrioritizedReplayBuffer(WORK.rows, 17, 6, ALPHA, BETA)
+    for chunk in WORK.chunks():
+        columns = (chunk[name] for name in ("obs", "action", "reward", "terminated", "next_obs"))
+        priorities = _priorities(len(chunk["obs"])).tolist()
+        for row, one in zip(zip(*columns, strict=True), priorities, strict=True):
+            obs, action, reward, over, after = row
+            buffer.push(obs, action, float(reward), bool(over), False, after, priority=one)
+    seeds = itertools.count()
+
+    def draw() -> tuple[Any, Any]:
+        batch = buffer.sample(BATCH, next(seeds))
+        return list(batch.values()), batch["indices"]
+
+    return _time(draw, buffer.update_priorities, seconds)
+
+
 OURS = "async_loader"
 
 ROW = Row(
@@ -108,6 +129,7 @@ ROW = Row(
         Contender("cpprb", "replay-peers", cpprb),
         Contender("torchrl", "replay-peers", torchrl),
         Contender("tianshou", "tianshou", tianshou),
+        Contender("rlox", "rlox", rlox),
     ),
     (Target("<= 100 us", "us", 100, OURS),),
 )

@@ -2,6 +2,7 @@
 library to make its own.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -159,6 +160,35 @@ def sb3_empty(work: Workload, n_envs: int = 1, optimize_memory_usage: bool = Fal
         optimize_memory_usage=optimize_memory_usage,
         handle_timeout_termination=False,
     )
+
+
+def rlox(work: Workload) -> Any:
+    """Observations and actions are flat float32 numbers, flags bytes."""
+    from rlox import ReplayBuffer
+
+    buffer = ReplayBuffer(work.rows, work.fields["obs"][0][0], work.fields["action"][0][0])
+    for chunk in work.chunks():
+        buffer.push_batch(**for_rlox(chunk))
+    return buffer
+
+
+def for_rlox(chunk: Columns) -> Columns:
+    """As `push_batch` takes it."""
+    flags = chunk["terminated"].astype(np.uint8)
+    return {
+        "obs": chunk["obs"].reshape(-1),
+        "next_obs": chunk["next_obs"].reshape(-1),
+        "actions": chunk["action"].reshape(-1),
+        "rewards": chunk["reward"],
+        "terminated": flags,
+        "truncated": np.zeros_like(flags),
+    }
+
+
+def rlox_take(buffer: Any, batch: int) -> Take:
+    """Each draw has a seed of its own."""
+    seeds = itertools.count()
+    return lambda: list(buffer.sample(batch, next(seeds)).values())
 
 
 def sb3_take(buffer: Any, batch: int) -> Take:

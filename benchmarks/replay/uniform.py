@@ -45,6 +45,12 @@ def sb3(seconds: float, batch: int) -> Figures:
     return time_draws(tables.sb3_take(buffer, batch), seconds)
 
 
+def rlox(seconds: float, batch: int) -> Figures:
+    buffer = tables.rlox(WORK)
+    workloads.check_rows(buffer.sample(batch, 0))
+    return time_draws(tables.rlox_take(buffer, batch), seconds)
+
+
 def row(key: str, batch: int, target: Target) -> Row:
     def contender(
         name: str,
@@ -65,6 +71,7 @@ def row(key: str, batch: int, target: Target) -> Row:
             contender("torchrl", "replay-peers", torchrl),
             contender("torchrl, prefetch 4", "replay-peers", torchrl, once=True, prefetch=4),
             contender("stable-baselines3", "replay-peers", sb3),
+            contender("rlox", "rlox", rlox),
         ),
         (target,),
     )

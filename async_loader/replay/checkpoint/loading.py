@@ -18,6 +18,7 @@ from async_loader.replay.checkpoint.writing import Saver, assigned_in, columns
 from async_loader.replay.samplers.sampler import Sampler
 from async_loader.replay.table.rebuild import tell_again
 from async_loader.replay.table.sample import TableSampler
+from async_loader.replay.table.storage import RowParts
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 
@@ -105,10 +106,10 @@ class _Loading:
             schema = manifest.schema_of(saved["schema"])
             if not had_steps:
                 table_state.allocate(schema)
-            if schema != table_state.schema:
+            if schema != table_state.shown_schema:
                 raise SchemaError(
                     f"the checkpoint's steps are ({schema}), and the table's are "
-                    f"({table_state.schema}): use ReplayBuffer.from_checkpoint"
+                    f"({table_state.shown_schema}): use ReplayBuffer.from_checkpoint"
                 )
             self._check(table_state, saved)
         elif not had_steps:  # neither has a step
@@ -137,7 +138,7 @@ class _Loading:
     def _put(self, table_state: TableState, saved: dict[str, Any]) -> None:
         """Fill an empty table. Under the lock."""
         table = table_state.table
-        self._targets = self._rows(table, saved)
+        self._targets = self._rows(table, table_state.saved_rows, saved)
         self._columns = {about["name"]: raw for about, raw in self._from.blocks("column")}
         for name, array in columns(table_state).items():
             self._fill_column(name, array)
@@ -198,33 +199,33 @@ class _Loading:
                 "that it was saved with: leave them out of from_checkpoint"
             )
 
-    def _rows(self, table: Table, saved: dict[str, Any]) -> Ids:
+    def _rows(self, table: Table, into: RowParts, saved: dict[str, Any]) -> Ids:
         """Write each saved row to its place. Return the places, -1 for rows that are left out.
 
         Processes that hold earlier ids may be reading the rows. So rows get their ids when all are
         written, and later versions than readers have seen: see kernels, NOTE [row lock].
         """
         storage, was_rows = table.storage, saved["rows"]
-        layout, parts = storage.layout, storage.row_parts()
+        layout, widths = storage.layout, into.widths
         names = np.full(layout.rows, -1, np.int64)
         flags = storage.heads()[:, FLAGS // 8].copy()
         targets = np.full(was_rows, -1, np.int64)
         for about, raw in self._from.blocks("rows"):
             count = about["count"]
             rows, raw = raw[: 8 * count].view(np.int64), raw[8 * count :]
-            heads = raw[: count * parts[0].shape[1]].reshape(count, -1)
+            heads = raw[: count * widths[0]].reshape(count, -1)
             ids = np.ascontiguousarray(heads[:, :8]).view(np.int64)[:, 0] - 1
             found = np.where(ids >= 0, rows, -1)
             if saved["ordered"]:
                 kept = ids >= max(0, saved["cursor"] - min(was_rows, layout.rows))
                 found = np.where(kept, ids % layout.rows, -1)
             there, end = found >= 0, 0
-            for part in parts:
-                begin, end = end, end + count * part.shape[1]
-                values = raw[begin:end].reshape(count, part.shape[1])[there]
-                if not begin:
-                    values = _without_ids(values, flags[found[there]])
-                part[found[there]] = values
+            values = []
+            for width in widths:
+                begin, end = end, end + count * width
+                values.append(raw[begin:end].reshape(count, width)[there])
+            values[0] = _without_ids(values[0], flags[found[there]])
+            into.put(found[there], ids[there], values)
             targets[rows], names[found[there]] = found, ids[there]
         if table.ring is not None:
             blocks = ((about["start"], raw) for about, raw in self._from.blocks("ring"))

@@ -54,6 +54,7 @@ from async_loader.replay.checkpoint.manifest import (
 )
 from async_loader.replay.samplers.binding import seeds_json
 from async_loader.replay.stream_names import lasting_json
+from async_loader.replay.table.storage import RowParts
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences
@@ -87,10 +88,10 @@ def columns(table_state: TableState) -> dict[str, Array]:
 class Snapshot:
     """Copies what changes in a table, for one save."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, rows: RowParts) -> None:
         self._table, self._ring_next = table, 0
-        self._parts = table.storage.row_parts()
-        self.width = 8 + sum(part.shape[1] for part in self._parts)
+        self._rows = rows
+        self.width = 8 + sum(rows.widths)
         table.dirty[: table.items.top] = 1
 
     def changed_rows(self) -> Ids:
@@ -116,16 +117,13 @@ class Snapshot:
 
     def _copied(self, rows: Ids) -> Bytes:
         """Return the rows' numbers, and a copy of their bytes, part after part."""
-        count, first, stop = len(rows), rows[0], rows[-1] + 1
-        copy, end = np.empty(count * self.width, np.uint8), 8 * count
+        count = len(rows)
+        copy, end, into = np.empty(count * self.width, np.uint8), 8 * count, []
         copy[:end].view(np.int64)[:] = rows
-        for part in self._parts:
-            start, end = end, end + count * part.shape[1]
-            into = copy[start:end].reshape(count, part.shape[1])
-            if stop - first == count:
-                np.copyto(into, part[first:stop])
-            else:
-                np.take(part, rows, axis=0, out=into, mode="clip")  # "raise" would copy once more
+        for width in self._rows.widths:
+            start, end = end, end + count * width
+            into.append(copy[start:end].reshape(count, width))
+        self._rows.copy(rows, into)
         return copy
 
 
@@ -146,10 +144,11 @@ def settings_of_table(table_state: TableState) -> dict[str, Any]:
 def table_json(table_state: TableState) -> dict[str, Any]:
     """Return the schema, the counters and the streams of a table. Under the lock."""
     table = table_state.table
-    layout, state = table.storage.layout, table.state()
+    layout, state, schema = table.storage.layout, table.state(), table_state.shown_schema
+    assert schema is not None
     streams = [[lasting_json(name), last] for name, last in state["streams"]]
     return state | {
-        "schema": schema_json(layout.schema),
+        "schema": schema_json(schema),
         "rows": layout.rows,
         "streams": streams,
     }
@@ -302,7 +301,7 @@ class Saver:
                     return Manifest(number, settings_of_table(state), None, {}, blocks)
             with state.lock:
                 state.catch_up()
-                cursor = Snapshot(state.table)
+                cursor = Snapshot(state.table, state.saved_rows)
             for _ in range(_ROUNDS):  # each takes less time, and finds fewer changes
                 with state.lock:
                     changed = cursor.changed_rows()

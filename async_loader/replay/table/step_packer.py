@@ -275,10 +275,9 @@ class StepPacker:
 
     def final_values(self, final: object) -> list[Any]:
         """Check one final observation and return its values. Any thread, without the lock."""
-        self._check_followed()
         return [
             self.fits[i].value(value)
-            for i, value in zip(self.followed, self._final_leaves(final), strict=True)
+            for i, value in zip(self.followed, self.final_leaves(final), strict=True)
         ]
 
     def final_columns(self, final: object, ends: Bools) -> tuple[list[Array], Bools]:
@@ -287,10 +286,9 @@ class StepPacker:
 
         Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` for all other steps.
         """
-        self._check_followed()
         count = len(ends)
         made = []
-        for i, value in zip(self.followed, self._final_leaves(final), strict=True):
+        for i, value in zip(self.followed, self.final_leaves(final), strict=True):
             field = self.schema.fields[i]
             rows = rows_of(value, f"final_obs ({field.name!r})")
             if rows != count:
@@ -309,7 +307,9 @@ class StepPacker:
             made.append(whole)
         return made, ends
 
-    def _final_leaves(self, final: Any) -> list[Any]:
+    def final_leaves(self, final: Any) -> list[Any]:
+        """Return what a final observation has of each field in ``followed``."""
+        self._check_followed()
         whole = {self._tops[0]: final} if len(self._tops) == 1 else final
         found = []
         for i, path in zip(self.followed, self._paths, strict=True):
@@ -325,6 +325,16 @@ class StepPacker:
                     ) from None
             found.append(value)
         return found
+
+    def as_final(self, leaves: Sequence[Any]) -> Any:
+        """Return a final observation of these leaves: the inverse of `final_leaves`."""
+        made: dict[Any, Any] = {}
+        for path, value in zip(self._paths, leaves, strict=True):
+            inner = made
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[path[-1]] = value
+        return made[self._tops[0]] if len(self._tops) == 1 else made
 
     def _check_followed(self) -> None:
         if not self.followed:

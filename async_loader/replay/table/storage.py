@@ -24,8 +24,9 @@ from __future__ import annotations
 import mmap
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -209,6 +210,20 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
+class RowParts(Protocol):
+    """The rows of a table as a save has them: packed ones, then each large field."""
+
+    @property
+    def widths(self) -> list[int]:
+        """Bytes of a row of each part."""
+
+    def copy(self, rows: Ids, into: Sequence[Bytes]) -> None:
+        """Copy these rows into ``[rows, width]`` of each part."""
+
+    def put(self, rows: Ids, ids: Ids, values: Sequence[Bytes]) -> None:
+        """Write these rows, which have these ids, from ``[rows, width]`` of each part."""
+
+
 class Storage:
     """The rows of a table, in this process.
 
@@ -349,6 +364,25 @@ class Storage:
         packed, beside = (0, layout.stride), layout.rows * layout.stride
         places = [packed, *(place for place in layout.places if place[0] >= beside)]
         return [np.ndarray((layout.rows, width), np.uint8, self._block, at) for at, width in places]
+
+    @property
+    def widths(self) -> list[int]:
+        """See `RowParts`."""
+        return [part.shape[1] for part in self.row_parts()]
+
+    def copy(self, rows: Ids, into: Sequence[Bytes]) -> None:
+        """See `RowParts`."""
+        first, stop = rows[0], rows[-1] + 1
+        for part, copy in zip(self.row_parts(), into, strict=True):
+            if stop - first == len(rows):
+                np.copyto(copy, part[first:stop])
+            else:
+                np.take(part, rows, axis=0, out=copy, mode="clip")  # "raise" copies once more
+
+    def put(self, rows: Ids, ids: Ids, values: Sequence[Bytes]) -> None:
+        """See `RowParts`."""
+        for part, value in zip(self.row_parts(), values, strict=True):
+            part[rows] = value
 
     def heads(self) -> Ids:
         """Return the heads of all rows, ``[rows, 4]``. See row_format.py."""

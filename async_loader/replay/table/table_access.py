@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from async_loader.replay.samplers.priority_rules import unused
 from async_loader.replay.table.lag_sampler import REASONS
 from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.step_packer import StepPacker
+from async_loader.replay.table.storage import RowParts
 from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Sequences, View, links
@@ -141,6 +143,25 @@ class TableAccess:
             one.prioritized and one not in leaving for one in tuple(self.table.prioritized)
         )
         self.needs_priority &= self.prioritized
+
+    def held(self) -> AbstractContextManager[object]:
+        """Return what keeps others from changing the table while it is saved or loaded."""
+        return nullcontext()
+
+    @property
+    def shown_schema(self) -> Schema | None:
+        """What a step is to users; ``schema``: in the rows here."""
+        return self.schema
+
+    @property
+    def saved_rows(self) -> RowParts:
+        """The rows, as saves have them."""
+        return self.table.storage
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return self.table.storage.layout.nbytes
 
     @property
     def ready(self) -> bool:
