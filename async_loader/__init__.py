@@ -30,10 +30,12 @@ __all__ = [
     "MinSize",
     "Mixture",
     "Prioritized",
+    "Ragged",
     "RankPrioritized",
     "RateLimiter",
     "Recency",
     "ReplayBuffer",
+    "Rollouts",
     "Sampler",
     "Schema",
     "Sequences",
@@ -68,6 +70,8 @@ if TYPE_CHECKING:
         Uniform,
     )
     from async_loader.replay.views import Sequences, Transitions
+    from async_loader.rollouts.rollouts import Rollouts
+    from async_loader.rollouts.schema import Ragged
     from async_loader.schema import Field, Schema
     from async_loader.source import END, Applied, Source
     from async_loader.sources.mixture import Mixture
@@ -80,7 +84,9 @@ set_public_names(
         "DataLoader": "async_loader.dataset.data_loader",
         "Hindsight": "async_loader.replay.hindsight_view",
         "Mixture": "async_loader.sources.mixture",
+        "Ragged": "async_loader.rollouts.schema",
         "ReplayBuffer": "async_loader.replay.buffer",
+        "Rollouts": "async_loader.rollouts.rollouts",
         "Sequences": "async_loader.replay.views",
         "Transitions": "async_loader.replay.views",
         "connect": "async_loader.feeder.client.connect",

@@ -77,8 +77,8 @@ class AsyncDataLoader(Generic[B]):
         or ``async_loader.END``; or a dict of arrays of equal length (nested at will), sampled
         uniformly with replacement; or a table, from which the loader makes a source
         (``table.source(seed=seed)``); or any other `Source`, such as ``table.source(view=...)``.
-    batch_size : int
-        Samples per batch.
+    batch_size : int, optional
+        Samples per batch. Left out for a source that has a ``batch_size``, as that of `Rollouts`.
     device : str | torch.device
         "cpu", or an accelerator ("cuda", "cuda:1"): batches are copied there, except ``index``,
         which stays on the CPU.
@@ -158,7 +158,7 @@ class AsyncDataLoader(Generic[B]):
     def __init__(
         self,
         data_source: Callable[[int], Any] | Mapping[str, Any] | Source | Table,
-        batch_size: int,
+        batch_size: int | None = None,
         device: str | torch.device = "cpu",
         chunk_size: int | None = None,
         collate_fn: Callable[[list[Any]], B] | None = None,
@@ -179,6 +179,10 @@ class AsyncDataLoader(Generic[B]):
     ) -> None:
         require("torch")
         refuse_start_in_child()
+        own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
+        self._source, self._made_it = as_source(data_source, seed), is_table(data_source)
+        if batch_size is None:
+            batch_size = getattr(self._source, "batch_size", None)
         self.batch_size = whole("batch_size", batch_size, 1)
         self.num_workers = whole("num_workers", num_workers, 0)
         self.chunk_size = _chunk(chunk_size, self.batch_size)
@@ -188,10 +192,8 @@ class AsyncDataLoader(Generic[B]):
         one_of("in_order", in_order, (True, False))
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
-        own_seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         backend = _backend(device)
         buffers = _buffers(into, backend, batch_format)
-        self._source, self._made_it = as_source(data_source, seed), is_table(data_source)
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
@@ -379,6 +381,10 @@ def as_source(data_source: object, seed: int | None) -> Source:
         return ColumnsSource(data_source, seed)
     if is_table(data_source):
         return data_source.source(seed=seed)
+    if hasattr(type(data_source), "group_schema"):
+        rollouts: Any = data_source
+        made: Source = rollouts.source()
+        return made
     if isinstance(data_source, Source):
         return data_source
     if callable(data_source):

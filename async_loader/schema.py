@@ -48,6 +48,7 @@ def supported(dtype: np.dtype[Any]) -> bool:
 
 Padding = Literal["repeat", "zero"]
 Codec = Literal["lz4"]
+Scope = Literal["step", "group"]
 
 _AXES = 64 if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else 32
 """Of an array of numpy."""
@@ -73,6 +74,8 @@ class Field:
         How a stack is filled before the episode's first step: with that step's value, or zeros.
     codec : "lz4", optional
         A replay table keeps the values compressed, each for itself. Needs the extra ``codec``.
+    scope : "step" | "group"
+        A table of `Rollouts` has one value for a whole group.
     name : str
         The key of a mapping is the name, and a different one is refused; once the field is part of
         a schema, ``name`` is the dotted path within the step, as in ``obs.pixels``.
@@ -90,6 +93,7 @@ class Field:
     next: str | None
     padding: Padding
     codec: Codec | None
+    scope: Scope
     name: str
 
     @explain_wrong_names
@@ -102,6 +106,7 @@ class Field:
         next: str | None = None,
         padding: Padding = "repeat",
         codec: Codec | None = None,
+        scope: Scope = "step",
         name: str = "",
     ) -> None:
         if not isinstance(name, str):
@@ -114,6 +119,7 @@ class Field:
             "next": next,
             "padding": padding,
             "codec": codec,
+            "scope": scope,
             "name": name,
         }
         if isinstance(stack, bool) or not isinstance(stack, int) or not 0 < stack <= MOST:
@@ -129,6 +135,8 @@ class Field:
         if codec not in (None, *get_args(Codec)):
             known = " or ".join(map(repr, get_args(Codec)))
             raise SchemaError(f"{what} has codec={codec!r}: it is {known}, or None")
+        if scope not in get_args(Scope):
+            raise SchemaError(f"{what} has scope={scope!r}: it is 'step' or 'group'")
         for key, value in values.items():
             object.__setattr__(self, key, value)
 
@@ -146,7 +154,14 @@ class Field:
         return f"{self.name} {self.dtype.name}{list(self.shape)}"
 
     def __repr__(self) -> str:
-        plain = {"stack": 1, "next": None, "padding": "repeat", "codec": None, "name": ""}
+        plain = {
+            "stack": 1,
+            "next": None,
+            "padding": "repeat",
+            "codec": None,
+            "scope": "step",
+            "name": "",
+        }
         given = [
             f"{key}={getattr(self, key)!r}"
             for key, usual in plain.items()

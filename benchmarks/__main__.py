@@ -21,7 +21,9 @@ from benchmarks.gains import gain
 from benchmarks.harness import ROOT, Outcome, Row, run_row
 
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "figures"
-SUITES = ("loader", "replay", "trajectories", "feeder", "scale", "doors", "gpu", "soak")
+SUITES = (
+    "loader", "replay", "trajectories", "feeder", "rollouts", "scale", "doors", "gpu", "soak",
+)  # fmt: skip
 REPEATS = 3
 WIDTH = 170
 """Width of tables in a file or a pipe."""

@@ -151,6 +151,15 @@ RLLIB = Environment(
     "from ray.rllib.utils.replay_buffers.episode_replay_buffer import EpisodeReplayBuffer",
     ("ray", "torch", "numpy"),
 )
+TRANSFER_QUEUE = Environment(
+    "transfer-queue",
+    (
+        ("torch==2.13.0", "numpy", "psutil"),
+        ("TransferQueue==0.1.11", "ray==2.60.0", "torch==2.13.0"),
+    ),
+    "import transfer_queue",
+    ("TransferQueue", "ray", "torch", "numpy"),
+)
 FLASHBAX = Environment(
     "flashbax",
     (("flashbax", "numpy", "psutil"),),
@@ -171,7 +180,10 @@ CODECS = Environment(
     ("cramjam", "lz4", "zstandard", "blosc2", "numpy"),
 )  # fmt: skip
 
-_PEERS = (DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, FLASHBAX, MINARI, CODECS)
+_PEERS = (
+    DING, REPLAY, TIANSHOU, REVERB, GLUON, FASTAI, RAY, RLLIB, TRANSFER_QUEUE, FLASHBAX, MINARI,
+    CODECS,
+)  # fmt: skip
 PEERS = {peer.name: peer for peer in _PEERS}
 PROJECT_VERSIONS_OF = ("async-loader", "torch", "numpy", "pyzmq")
 

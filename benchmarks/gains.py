@@ -62,6 +62,14 @@ GAINS = {
     ("gpu", "update-atari"): "An accelerator computes while batches arrive, and does not wait for "
     "them.",
     ("gpu", "jobs"): "Decoded samples reach the accelerator at the rate of the workers.",
+    ("rollouts", "fields"): "Many ragged fields cost little more than one.",
+    (
+        "rollouts",
+        "tokens",
+    ): "Rewards that come later take one call.",
+    ("rollouts", "one"): "One rollout is handed over in some milliseconds.",
+    ("rollouts", "kills"): "A crash loses no prompt and trains none twice.",
+    ("rollouts", "handover"): "A learner has its batch some milliseconds after the last reward.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",
     ("scale", "watch"): "Metrics and the dashboard may stay on: a feeder hardly notices them.",

@@ -22,6 +22,7 @@ SUITES = {
     "replay": ("torch", "cpprb", "torchrl", "stable-baselines3", "tianshou"),
     "trajectories": ("torchrl", "ray", "flashbax", "minari", "stable-baselines3"),
     "feeder": ("dm-reverb", "tensorflow", "pyzmq"),
+    "rollouts": ("TransferQueue", "ray"),
     "scale": ("torchrl", "ray"),
     "doors": ("torch", "mxnet", "gluonnlp", "fastai", "DI-engine"),
     "gpu": ("torch", "cpprb", "torchrl", "stable-baselines3"),
@@ -32,6 +33,7 @@ TITLES = {
     "replay": "The replay table",
     "trajectories": "Sequences and episodes",
     "feeder": "The feeder",
+    "rollouts": "Rollouts",
     "scale": "A cluster",
     "doors": "Drop-in modules",
     "gpu": "An accelerator",
@@ -42,8 +44,9 @@ _UNITS = {
     "idle_us": "us", "busy_us": "us", "us": "us", "busy_p99_ms": "ms", "slower_percent": "%",
     "percent": "% of one core", "beyond_percent": "%", "beyond_us": "us", "cpu_us": "us",
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
-    "start_s": "s", "left": "things", "left_after_exit": "things",
-    "over_gather": "times", "worst": "times", "spread": "of the mean",
+    "start_s": "s", "sum": "ms", "p50": "ms", "left": "things", "left_after_exit": "things",
+    "over_gather": "times", "worst": "times", "spread": "of the mean", "lost": "prompts",
+    "doubled": "prompts", "stuck": "rounds",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ MODULES = [
     "async_loader.replay",
     "async_loader.recording",
     "async_loader.replay.samplers",
+    "async_loader.rollouts",
     "async_loader.feeder",
     "async_loader.scale",
     "async_loader.offline",

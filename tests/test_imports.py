@@ -39,7 +39,7 @@ FLOORS = [
     },
     {"shm"},
     {"sources", "replay", "pipeline", "targets"},
-    {"async_data_loader", "dataset", "recording", "offline"},
+    {"async_data_loader", "dataset", "recording", "offline", "rollouts"},
     {"compat", "feeder"},
     {"observe"},
     {"scale"},

@@ -50,15 +50,15 @@ SEALS = 2 | 4  # F_SEAL_SHRINK and F_SEAL_GROW: Windows has no fcntl to name the
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
-    """Memory for the batches of a reader, or the rows of a writer: ``slots`` of ``slot_bytes``
-    each, one after the other.
+    """Memory for the batches of a reader, the rows of a writer, or the arrays of calls: ``slots``
+    of ``slot_bytes`` each, one after the other.
     """
 
     session: U64
     number: U32
     slots: Annotated[int, Meta(ge=1, le=4096)]
     slot_bytes: Annotated[int, Meta(ge=4096, le=1 << 40, multiple_of=4096)]
-    owner: Literal["reader", "writer"] = "reader"
+    owner: Literal["reader", "writer", "calls"] = "reader"
 
     @property
     def nbytes(self) -> int:

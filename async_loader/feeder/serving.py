@@ -66,6 +66,8 @@ class FeederProcess(Server):
                 checkpoints=folders,
                 saves=saves,
                 mechanism=mechanism,
+                rollouts=settings.make_rollouts(),
+                every_s=settings.checkpoint.every_s,
             )
         except BaseException:
             for table in tables.values():

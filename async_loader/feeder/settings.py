@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,12 @@ from async_loader.errors import AsyncLoaderError, ConfigError, OutOfMemory
 from async_loader.feeder import addresses
 from async_loader.feeder.plain_values import at
 from async_loader.feeder.settings_reader import Settings, read_yaml, settings_of
-from async_loader.feeder.table_settings import make_table, read_table
+from async_loader.feeder.table_settings import make_table, read_table, rollouts_of
 from async_loader.feeder.wire import codes
 from async_loader.replay.arguments import bytes_of
 from async_loader.replay.buffer import ReplayBuffer
+from async_loader.rollouts.rollouts import Rollouts
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.validation import path_of
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -290,9 +292,13 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         return settings if path is None else relative_to(path, settings)
 
     @classmethod
-    def from_plain(cls, tables: Any) -> ServerSettings:
+    def from_plain(cls, tables: Mapping[str, Any]) -> ServerSettings:
         """Return settings with these tables, as in a YAML file. Raises ConfigError, as `load`."""
-        return settings_of({"tables": tables}, cls)
+        plain = {
+            name: {"rollouts": one.settings.plain()} if isinstance(one, Rollouts) else one
+            for name, one in tables.items()
+        }
+        return settings_of({"tables": plain}, cls)
 
     def address(self) -> addresses.Address:
         """Return where to bind."""
@@ -308,6 +314,8 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         """
         made: dict[str, ReplayBuffer] = {}
         for name, table in self.tables.items():
+            if "rollouts" in table:
+                continue
             try:
                 made[name] = make_table(table)
             except AsyncLoaderError as error:
@@ -316,6 +324,14 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
                 kind = OutOfMemory if isinstance(error, OutOfMemory) else ConfigError
                 raise kind(f"tables.{name}: {error}") from error
         return made
+
+    def make_rollouts(self) -> dict[str, GroupSettings]:
+        """Return the settings of the tables of rollouts."""
+        return {
+            name: rollouts_of(one["rollouts"])
+            for name, one in self.tables.items()
+            if "rollouts" in one
+        }
 
 
 def table_of(text: str) -> tuple[str, int | str]:

@@ -5,7 +5,7 @@ Rates, which end in ``_per_s``, and shares are current: over the last seconds.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class PolicyLag(TypedDict, total=False):
@@ -218,6 +218,8 @@ class FeederStatus(TypedDict):
         present ``silent_s``. One that connects again is listed in ``sessions`` only.
     checkpoints : dict of str to CheckpointStatus
         By table, of a feeder with ``checkpoint: {every_s, path}``, and of a shard of a cluster.
+    rollouts : dict of str to dict
+        Tables of rollouts: the values of `async_loader.rollouts.RolloutStats`.
     weights : dict of str to int
         The newest version of each name.
     weights_stale : int
@@ -242,6 +244,7 @@ class FeederStatus(TypedDict):
     sessions: list[SessionStatus]
     sessions_died: list[SessionStatus]
     checkpoints: dict[str, CheckpointStatus]
+    rollouts: dict[str, dict[str, Any]]
     weights: dict[str, int]
     weights_stale: int
     weights_waiting: dict[str, int]

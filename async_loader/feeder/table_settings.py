@@ -31,6 +31,9 @@ from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.episode_ends import check_end_names
 from async_loader.replay.rate_limiter import check_stack
 from async_loader.replay.views import Sequences
+from async_loader.rollouts.rollouts import Rollouts
+from async_loader.rollouts.schema import GroupSchema
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.schema import Field, Schema
 
 OBJECTS = {
@@ -52,6 +55,12 @@ def read_table(value: object) -> dict[str, Any]:
     ------
     ConfigError, SchemaError
     """
+    if isinstance(value, Mapping) and "rollouts" in value:
+        if others := sorted(value.keys() - {"rollouts"}):
+            raise ConfigError(f"a table of rollouts has {others[0]!r} under 'rollouts'")
+        with at("rollouts"):
+            rollouts_of(value["rollouts"])
+        return {"rollouts": value["rollouts"]}
     given = _given(value)
     schema = given.pop("schema", None)
     if schema is not None:
@@ -69,6 +78,24 @@ def read_table(value: object) -> dict[str, Any]:
     if schema is not None:
         found["schema"] = schema.rebuild([_plain_field(field) for field in schema.fields])
     return found
+
+
+def rollouts_of(plain: object) -> GroupSettings:
+    """Return the settings of a table of rollouts: the arguments of `Rollouts` as plain values.
+
+    Raises
+    ------
+    ConfigError, SchemaError
+    """
+    if not isinstance(plain, Mapping):
+        raise ConfigError(f"expected a map, got {value_text(plain)}")
+    given = arguments({**plain, "schema": None}, Rollouts)
+    if not isinstance(plain.get("schema"), Mapping):
+        raise ConfigError("it needs a 'schema', as in {tokens: {dtype: int32, ragged: true}}")
+    with at("schema"):
+        given["schema"] = GroupSchema.from_plain(plain["schema"])
+    made_table: Rollouts = made(Rollouts, given)
+    return made_table.settings
 
 
 def make_table(settings: Mapping[str, Any]) -> ReplayBuffer:

@@ -17,6 +17,7 @@ from async_loader.feeder.settings import ServerSettings
 from async_loader.observe.dashboard import Dashboard
 from async_loader.observe.http_server import Served, WebServer
 from async_loader.public_names import set_public_names
+from async_loader.rollouts.stats import RolloutStats
 from async_loader.stats import DURATIONS, LoaderStats, Stats
 
 __all__ = ["Exporter"]
@@ -192,6 +193,13 @@ def feeder_metrics(status: Mapping[str, Any]) -> Iterator[Any]:
             yield from _numbers("table", {"stale": count}, {**labels, "reason": reason})
         for policy, one in table["policies"].items():
             yield from _numbers("policy", one, {**labels, "policy": policy})
+    for name, table in status["rollouts"].items():
+        labels, stats = {"table": name}, RolloutStats.of(table)
+        yield from _numbers("rollouts", stats.numbers(), labels, stats.COUNTERS)
+        for key in ("ended", "given_back"):
+            for reason, count in table[key].items():
+                named = {f"{key}_by_reason": count}
+                yield from _numbers("rollouts", named, {**labels, "reason": reason}, tuple(named))
     for one in status["sessions"]:
         labels = {
             "client": one["name"],

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from async_loader.feeder.commands import asking, clean, count_text
 from async_loader.lifecycle import readable
 from async_loader.observe.dashboard.frame import STATES, Status, frame_of
+from async_loader.rollouts.stats import RolloutStats
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -104,6 +105,8 @@ def _notes(frame: Status) -> Iterator[str]:
         counts = [f"{count:,} {_STALE[why]}" for why, count in one["stale"].items() if count]
         if counts:
             yield f"{name}: max_lag left out {', '.join(counts)}"
+    for name, one in frame.get("rollouts", {}).items():
+        yield from (f"{name}: {line}" for line in str(RolloutStats.of(one)).splitlines())
 
 
 def _weights(frame: Status) -> Iterator[str]:

@@ -141,6 +141,11 @@ def storable(schema: Schema) -> Schema:
         )
     _check_names(schema)
     for field in schema.fields:
+        if field.scope != "step":
+            raise SchemaError(
+                f"field {field.name!r} has scope={field.scope!r}: steps have no groups, `Rollouts` "
+                "has"
+            )
         if field.name in END_FIELDS and math.prod(field.shape) != 1:
             raise SchemaError(
                 f"field {field.name!r} has shape {list(field.shape)}: it ends the episode, so it "

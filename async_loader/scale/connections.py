@@ -73,7 +73,8 @@ class ShardConnection:
 
     def table(self, name: str) -> TableClient:
         """Return a table of this shard."""
-        return self.client.table(name)
+        table: TableClient = self.client.table(name)
+        return table
 
     def remove(self) -> None:
         """End with Broken: the shard is no part of the cluster any more."""

@@ -59,6 +59,8 @@ class SlotRing:
     spare : int
         Number of slots that may be lent to the consumer at once; the others are kept for batches in
         progress.
+    commit : bool
+        See `Segment.create`.
 
     Raises
     ------
@@ -71,12 +73,12 @@ class SlotRing:
         All slots; readable after the segment was closed.
     """
 
-    def __init__(self, count: int, slot_bytes: int, spare: int) -> None:
+    def __init__(self, count: int, slot_bytes: int, spare: int, *, commit: bool = True) -> None:
         self.count = count
         self.spare = spare
         self.slot_bytes = whole_pages(slot_bytes)
         self.segment = Segment.create(
-            count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes"
+            count * self.slot_bytes, f"{count} batch slots of {slot_bytes} bytes", commit=commit
         )
         self.memory = self.segment.bytes()
         self._free: deque[int] = deque(range(count))

@@ -26,12 +26,12 @@ def needs(*modules: str) -> None:
         pytest.importorskip(module, reason=f"{module} is not installed")
 
 
-OURS = {"dqn_atari", "feeder_dqn", "ppo_feeder", "r2d2"}
-"""Examples of nothing but the package: without a warning."""
+OURS = {"dqn_atari", "feeder_dqn", "grpo_arithmetic", "ppo_feeder", "r2d2"}
+"""Examples of nothing but the package: without a warning, but of a long wait under load."""
 
 
 def command(name: str, *options: str, launcher: tuple[str, ...] = ()) -> list[str]:
-    strict = ("-W", "error") if name in OURS else ()
+    strict = ("-W", "error", "-W", "ignore:waiting for") if name in OURS else ()
     return [sys.executable, *strict, *launcher, str(ROOT / f"examples/{name}.py"), *options]
 
 
@@ -165,6 +165,19 @@ def test_rollouts_are_at_most_one_version_old(tmp_path):
     assert written["lags"] == [0, 1]
     assert [steps for steps, _ in written["points"]] == [1536, 3072]
     assert all(8 <= mean <= 500 for _, mean in written["points"])
+
+
+@pytest.mark.slow
+def test_each_prompt_is_trained_once_though_a_generator_and_the_learner_are_killed(tmp_path):
+    curve = tmp_path / "curve.json"
+    said = run("grpo_arithmetic", "--updates", "24", "--max-lag", "2", "--out", str(curve))
+    found = re.search(r"(\d+) drawn = (\d+) trained \+ (\d+) filtered \+ (\d+) given up", said)
+    drawn, *ways = map(int, found.groups())
+    assert drawn == 24 * 8 == sum(ways)
+    assert ways[0] > 0
+    points = json.loads(curve.read_text())
+    assert [step for _, step, _, _ in points] == list(range(10, 10 * len(points) + 1, 10))
+    assert all(0 <= exact <= 1 and lag <= 2 for _, _, exact, lag in points)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ class AnswerDeadline(Deadline):
         return super().expired and self._late_s() <= 0.0
 
 
-_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY)
+_ANSWERS = (Type.APPLIED, Type.GOT, Type.TOTALS_REPLY, Type.ROLLOUTS_REPLY)
 """Answers on the pull plane; all other messages there are for a reader."""
 
 
@@ -56,7 +56,7 @@ class Call:
     Attributes
     ----------
     ready : callable | None
-        Returns whether the request may be sent now; raises what ends it.
+        Is given the call, and returns whether it may be sent now; raises what ends it.
     done : callable
         Called when it is answered.
     sequence : int
@@ -67,7 +67,7 @@ class Call:
     plane: Plane = Plane.CONTROL
     number: int = 0
     data: Any = None
-    ready: Callable[[], bool] | None = None
+    ready: Callable[[Call], bool] | None = None
     done: Callable[[], object] = bool
     sequence: int = 0
     reply: Message | None = None
@@ -117,7 +117,7 @@ class Calls:
         error: AsyncLoaderError | OSError | None = None,
     ) -> None:
         """End a request, with its answer or an error."""
-        call.reply, call.error = reply, error
+        call.reply, call.error, call.ready = reply, error, None
         self.forget(call)
         self.news.ring()
         call.done()
@@ -154,7 +154,7 @@ class Calls:
         if message.number not in (0, call.number):  # for another reader
             return False
         if isinstance(body, Error):
-            return body.code != ErrorCode.TIMEOUT
+            return body.code != ErrorCode.TIMEOUT or call.body.TYPE is Type.ROLLOUTS
         return message.type in _ANSWERS
 
     def answer(self, message: Message, address: str) -> None:

@@ -22,10 +22,12 @@ from async_loader.feeder.client.arguments import (
     version_of,
     weights_name,
 )
+from async_loader.feeder.client.call_memory import CallMemory
 from async_loader.feeder.client.calls import AnswerDeadline, Call
 from async_loader.feeder.client.connection import Connection
 from async_loader.feeder.client.reader_channel import ReaderChannel
 from async_loader.feeder.client.remote_table import IdleSources
+from async_loader.feeder.client.rollouts import RemotePort, RolloutsClient
 from async_loader.feeder.client.source import RemoteSource
 from async_loader.feeder.client.stats import ClientStats
 from async_loader.feeder.client.table import TableClient
@@ -64,6 +66,8 @@ class Client(ClosedAtExit):
         self._publishing = threading.Lock()
         # by table: `client.table(name).sample(n)` at each step opens no further reader
         self._sample_readers: dict[str, IdleSources[RemoteSource]] = {}
+        self._rollout_ports: dict[str, RemotePort] = {}
+        self._call_memory = CallMemory(self._connection)
         self._end = weakref.finalize(
             self, connection.stop, 2.0
         )  # also at exit; the IO thread does not know the client
@@ -97,9 +101,19 @@ class Client(ClosedAtExit):
             "there"
         )
 
-    def table(self, name: str) -> TableClient:
-        """Return a table; the feeder is asked for it at its first use."""
+    def table(self, name: str) -> Any:
+        """Return a table: a `TableClient`; or one with the methods of `Rollouts`, if it is one.
+
+        The feeder is asked for it at its first use.
+        """
         self._connection.check()
+        welcome = self._connection.session.welcome
+        if welcome is not None and name in welcome.rollouts:
+            port = self._rollout_ports.get(name)
+            if port is None:
+                port = RemotePort(self._connection, name, self._timeout_s, self._call_memory)
+                port = self._rollout_ports.setdefault(name, port)
+            return RolloutsClient(self, self._connection, name, port)
         readers = self._sample_readers.setdefault(name, IdleSources())
         return TableClient(self, self._connection, name, self._timeout_s, readers)
 
@@ -160,12 +174,18 @@ class Client(ClosedAtExit):
         """As `publish`, of weights that may go to several feeders."""
         connection = self._connection
         connection.check_fork()
-        with self._publishing:
-            known = self._published.get(name, -1)
-            said = weights.publish(connection, name, packed, version, deadline, known)
-            if said.newest:
-                self._published[name] = max(known, version)
-                connection.old_rows.newest[name] = version
+        held = self._hold(True)
+        try:
+            with self._publishing:
+                known = self._published.get(name, -1)
+                said = weights.publish(connection, name, packed, version, deadline, known)
+                if said.newest:
+                    self._published[name] = max(known, version)
+                    connection.old_rows.newest[name] = version
+        finally:
+            if held:  # tables of another policy, or the publish has failed: no version comes
+                with contextlib.suppress(AsyncLoaderError):
+                    self._hold(False)
         ended = not said.newest and said.run not in (None, connection.client)
         if ended and name not in self._ended_runs:
             self._ended_runs.add(name)
@@ -175,6 +195,16 @@ class Client(ClosedAtExit):
             )
             warnings.warn(f"{text} to begin another run", stacklevel=3)
         return said.newest
+
+    def _hold(self, hold: bool) -> bool:
+        """Tell tables of rollouts that what this client was given is used, and that a version of it
+        follows; or that it does not. Return whether there was anything.
+        """
+        found = False
+        for name in list(self._rollout_ports):
+            table = self.table(name)
+            found |= table._settle(hold=True) if hold else table._release_hold()
+        return found
 
     @explain_wrong_names
     def latest(
@@ -277,12 +307,16 @@ class Client(ClosedAtExit):
             for reader in readers:
                 reader.close(used=True)
             self._connection.wake()
+            for port in self._rollout_ports.values():
+                with contextlib.suppress(AsyncLoaderError):
+                    port.flush(deadline)
             for reader in readers:
                 if reader.leased:  # the feeder has to know which batches were used
                     with contextlib.suppress(Timeout):
                         reader.wait_closed(deadline, str)
         finally:
             self._connection.stop(max(2.0, deadline.left_or_inf()))
+            self._call_memory.close()
             try:
                 if self._embedded is not None:
                     self._embedded.close()

@@ -51,7 +51,8 @@ def connect(
     tables : mapping, optional
         Tables of an embedded feeder by name: how many steps it keeps, bytes as in ``"8GiB"``, or a
         mapping with the arguments of a `ReplayBuffer`, as in Python or as in the YAML file of
-        ``async-loader serve``. By default ``{"replay": 1_000_000}``.
+        ``async-loader serve``; or a `Rollouts`, for one that is made alike. By default
+        ``{"replay": 1_000_000}``.
     on_disconnect : "wait" | "raise" | float
         What to do when the feeder is lost: reconnect for as long as it takes, give up at once, or
         give up after this number of seconds. Until then writers fill their buffers and sources

@@ -83,6 +83,15 @@ class Connection(IoThread):
         self._calls.add(call, self.wake)
         return call
 
+    @property
+    def asking(self) -> bool:
+        """Whether a thread, perhaps this one, is in the middle of a request."""
+        return self._calls.lock.locked()
+
+    def send_first(self, call: Call) -> None:
+        """Send a request at once, whose answer is of no interest. In the IO thread."""
+        self.send(call.plane, call.body, call.number, self.sequence(), call.data)
+
     def forget_call(self, call: Call) -> None:
         """Drop a request that no thread waits for."""
         self._calls.forget(call)
@@ -91,7 +100,7 @@ class Connection(IoThread):
         """Wait for the answer to `ask`. Raises as `call`."""
         try:
             self.news.until(
-                lambda: self._answered(call), deadline, lambda: self.no_answer(call.body.TYPE.name)
+                lambda: self.answered(call), deadline, lambda: self.no_answer(call.body.TYPE.name)
             )
         finally:
             self._calls.forget(call)
@@ -138,7 +147,8 @@ class Connection(IoThread):
         self.wake()
         return join(self._thread, timeout_s)
 
-    def _answered(self, call: Call) -> bool:
+    def answered(self, call: Call) -> bool:
+        """Return whether a call has an answer, or will have none."""
         if call.reply is None and call.error is None and self._failure is not None:
             call.error = self._failure()
         return call.reply is not None or call.error is not None

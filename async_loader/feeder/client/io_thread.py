@@ -197,6 +197,8 @@ class IoThread:
             self._failure = self._failure or failure
         for channel in list(self._channels.values()):
             channel.end(self._failure)
+        for call in list(self._calls.pending.values()):
+            call.done()  # its error is the failure
         self.news.ring()
 
     def _round(self) -> None:
@@ -269,7 +271,7 @@ class IoThread:
         unsent = self._calls.unsent
         for call in list(unsent.values()):
             try:
-                if call.ready is not None and not call.ready():
+                if call.ready is not None and not call.ready(call):
                     continue
                 unsent.pop(call.sequence, None)
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)

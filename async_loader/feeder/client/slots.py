@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from typing import Any
 
 from async_loader import process_hooks
 from async_loader.batch_layout import BatchLayout
@@ -63,7 +64,7 @@ class ReaderSlots:
         self.theirs: dict[int, Lease] = {}
         self.kept = [leased for _ in range(ahead * self.copies) if (leased := self.ring.lease())]
         self.back = deque(slot for slot, _ in self.kept)
-        _all.add(self)
+        retire_at_forks(self)
 
     def offer(self, endpoint: str, session: int, number: int) -> None:
         """Offer this memory to the feeder, for reader ``number``. Raises as `Offer.send`."""
@@ -93,13 +94,15 @@ class ReaderSlots:
         self.ring.segment.close()
 
 
-_all: weakref.WeakSet[ReaderSlots] = weakref.WeakSet()
+_all: weakref.WeakSet[Any] = weakref.WeakSet()
+retire_at_forks = _all.add
 
 
 def _around_fork() -> None:
     """See NOTE [what a fork does to leases] in shm/slot_leases.py."""
     for one in list(_all):
-        one.ring.retire_leased()
+        if one.ring is not None:
+            one.ring.retire_leased()
 
 
 process_hooks.at_fork(before=_around_fork, after_in_parent=_around_fork)

@@ -56,6 +56,7 @@ _LAST_MS = 200
 """For the last message, to a server that does not read."""
 _MOST_TTL_MS = 6_553_500
 """It is sent as 16 bits of tenths of seconds."""
+_MOST_MS = 2**31 - 1
 _REFUSED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -104,7 +105,7 @@ class Sockets:
     def open_data(self, welcome: Welcome) -> None:
         """Connect to the endpoints that WELCOME names. See NOTE [half-open]."""
         heartbeat_s, silence_s = welcome.heartbeat_s, welcome.silence_s
-        gone_ms = max(100, int(SILENCES * silence_s * 1000))
+        gone_ms = max(100, min(int(SILENCES * silence_s * 1000), _MOST_MS))
         alive = {
             zmq.HEARTBEAT_IVL: max(1, int(heartbeat_s * 1000)),
             zmq.HEARTBEAT_TIMEOUT: gone_ms,

@@ -253,7 +253,7 @@ class RemoteSource:
             self._totals_call = connection.ask(
                 Call(
                     Totals(), Plane.PULL, channel.number,
-                    ready=lambda: channel.asked, done=channel.ring,
+                    ready=lambda _: channel.asked, done=channel.ring,
                 )
             )  # fmt: skip
         known: Any = self._totals

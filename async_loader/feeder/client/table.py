@@ -149,7 +149,7 @@ class TableClient(RemoteTable[RemoteSource]):
                 f"takes {_IDS:,} ids and {most:,} bytes: give fewer at a time"
             )
 
-        def ready() -> bool:
+        def ready(_: Call) -> bool:
             if server is not None and connection.servers != server:
                 raise ServerReplaced("these rows are of an earlier server")
             return connection.is_open

@@ -150,6 +150,8 @@ class ControlHandler:
         self.waits = PendingReplies(dispatcher)
         self._dispatcher = dispatcher
         self.drain_asked: list[tuple[Session, Message]] = []
+        self.on_leave: Callable[[Session], object] = lambda session: None
+        self.on_publish: Callable[[str, int], object] = lambda name, version: None
         dispatcher.on_hello = self._hello
         dispatcher.handlers[Plane.CONTROL] |= {
             Type.OPEN_WRITER: self._open_writer,
@@ -175,6 +177,7 @@ class ControlHandler:
         self._server_state.died.pop(hello.client, None)
         before = sessions.before(hello, user)
         if before is not None:
+            before.replaced = True
             self.leave(before)
         self.end_sessions(place_needed=True)
         session = sessions.open(hello, user)
@@ -196,6 +199,7 @@ class ControlHandler:
     def leave(self, session: Session) -> None:
         """End a session."""
         self._server_state.sessions.drop(session)
+        self.on_leave(session)
         self.waits.forget(session)
         self._server_state.leave(session)
 
@@ -312,6 +316,7 @@ class ControlHandler:
             state.published[part.name] = state.clock()
             for table in state.tables.values():
                 table.scheduler.published(part.name, part.version)
+            self.on_publish(part.name, part.version)
         version, run = weights.newest(part.name) or (None, None)
         return message.reply(Published(newest=taken is not None, version=version, run=run))
 

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from async_loader.errors import Closed
@@ -21,6 +22,7 @@ from async_loader.feeder.server.dispatch import Dispatcher
 from async_loader.feeder.server.insert_handler import InsertHandler
 from async_loader.feeder.server.periodic_saves import Folders, PeriodicSaves
 from async_loader.feeder.server.pull_handler import PullHandler
+from async_loader.feeder.server.rollouts import RolloutTables
 from async_loader.feeder.server.shared_memory import Listener
 from async_loader.feeder.server.sockets import ServerSockets
 from async_loader.feeder.server.state import ServerState
@@ -31,6 +33,7 @@ from async_loader.feeder.zmtp import Null
 from async_loader.lifecycle import Deadline, EventFd
 from async_loader.replay.buffer import ReplayBuffer
 from async_loader.replay.kernel_build import is_kept, is_warm, warm
+from async_loader.rollouts.slots import GroupSettings
 from async_loader.shm.hugepages import keep_freed
 
 _DEFAULTS = ServiceSettings()
@@ -61,6 +64,8 @@ class Server:
         Of the tables; closed by the server.
     mechanism : callable, optional
         Makes the ZMTP mechanism of a connection; by default one without keys.
+    rollouts : mapping of str to GroupSettings
+        Its tables of rollouts, which are saved each ``every_s``.
     clock : callable
         Monotonic seconds.
 
@@ -82,6 +87,8 @@ class Server:
         checkpoints: Folders | None = None,
         saves: PeriodicSaves | None = None,
         mechanism: Callable[[], Null] = Null,
+        rollouts: Mapping[str, GroupSettings] = MappingProxyType({}),
+        every_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not is_kept():
@@ -112,13 +119,15 @@ class Server:
         self._control_handler = ControlHandler(
             server_state, self._dispatcher, self._welcome, self.status
         )
+        folders = checkpoints or Folders(None)
         CallHandler(
-            server_state,
-            self._dispatcher,
-            self._jobs,
-            checkpoints or Folders(None),
-            self._control_handler.waits.news,
+            server_state, self._dispatcher, self._jobs, folders, self._control_handler.waits.news
         )
+        self._rollouts = RolloutTables(
+            rollouts, server_state, self._dispatcher, self._jobs, folders, every_s
+        )
+        self._control_handler.on_leave = self._rollouts.leave
+        self._control_handler.on_publish = self._rollouts.publish
         self._insert_handler = InsertHandler(server_state, self._dispatcher)
         self._pull_handler = PullHandler(
             server_state, self._dispatcher, self._control_handler.waits
@@ -183,7 +192,9 @@ class Server:
         if self._more:
             return 0.0
         now, state, saves = self._clock(), self._server_state, self._saves
-        moments = [self._control_handler.waits.due, self._insert_handler.due]
+        moments = [
+            self._control_handler.waits.due, self._insert_handler.due, self._rollouts.due(),
+        ]  # fmt: skip
         if len(state.sessions):
             moments.append(self._look_at)
         left = [max(0.0, one - now) for one in moments if one is not None]
@@ -210,6 +221,7 @@ class Server:
         self._pull_handler.complain()
         now = self._clock()
         control.waits.send(now)
+        self._rollouts.step(now)
         # After a pause of this process, all waiting messages come first.
         if heard_all and (self._sockets.parted or now >= self._look_at):
             self._sockets.parted, self._look_at = False, now + _LOOK_S
@@ -249,7 +261,8 @@ class Server:
         if self._closed:
             return
         self._closed = True
-        self.unsaved = self._saves.end_job(self._settings.drain_s)
+        unsaved = self._saves.end_job(self._settings.drain_s), self._rollouts.save_all()
+        self.unsaved = "; ".join(filter(None, unsaved))
         try:
             self._send_ends("the server was shut down")
         finally:
@@ -304,6 +317,7 @@ class Server:
             memory_endpoint=state.memory,
             limits=state.limits,
             tables=tuple(state.tables),
+            rollouts=tuple(self._rollouts.tables),
         )
 
     def ask_status(self, timeout_s: float) -> dict[str, Any]:
@@ -319,5 +333,6 @@ class Server:
             "connections": self._sockets.connections(),
             "version": VERSION,
             "checkpoints": self._saves.status(),
+            "rollouts": self._rollouts.status(),
             **status_of(self._server_state, self._control_handler.waiting()),
         }

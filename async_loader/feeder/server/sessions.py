@@ -18,6 +18,7 @@ from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import Producer
 from async_loader.feeder.server.peer_connection import PeerConnection
 from async_loader.feeder.server.reader_state import ReaderState
+from async_loader.feeder.server.shared_memory import CallSlots
 from async_loader.feeder.wire import ErrorCode, Hello, Plane, Type
 
 _ROLES = {
@@ -49,6 +50,10 @@ class Session:
         On the server's clock.
     writers, readers : dict
         Open ones, by number. `close_writer` and `close_reader` take them out.
+    replaced : bool
+        Whether its client has begun another session.
+    call_slots : CallSlots | None
+        Memory that its client has offered for arrays of calls.
     asked : set of Type
         Kinds of its messages.
     rates : Rates
@@ -64,6 +69,8 @@ class Session:
     routes: dict[Plane, PeerConnection] = field(default_factory=dict, repr=False)
     writers: dict[int, Producer] = field(default_factory=dict, repr=False)
     readers: dict[int, ReaderState] = field(default_factory=dict, repr=False)
+    replaced: bool = False
+    call_slots: CallSlots | None = field(default=None, repr=False)
     asked: set[Type] = field(default_factory=set, repr=False)
     _rows_before: int = field(default=0, repr=False)  # of closed writers: a count never falls
     _batches_before: int = field(default=0, repr=False)
@@ -100,7 +107,8 @@ class Session:
         writer and reader open; it ``died`` with some; or it is ``lost``: its connection is open,
         and nothing comes, as of a cut network or a stopped machine.
         """
-        if Type.END not in self.asked and (self.connected or self.writers or self.readers):
+        has_any = self.writers or self.readers or Type.ROLLOUTS in self.asked
+        if Type.END not in self.asked and (self.connected or has_any):
             return "lost" if self.connected else "died"
         return "left"
 

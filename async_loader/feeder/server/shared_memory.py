@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from async_loader.batch_layout import BatchLayout
@@ -76,6 +77,24 @@ class InsertSlots:
     def close(self) -> None:
         """Unmap the memory, once no row in it waits. May be called again."""
         self._segment.close()
+
+
+class CallSlots:
+    """Slots with arrays of calls, and for arrays of answers. Parameters: see `InsertSlots`."""
+
+    def __init__(self, segment: Segment, offer: Offer) -> None:
+        self._segment, self._slots, self._slot_bytes = segment, offer.slots, offer.slot_bytes
+
+    def bytes(self, slot: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return the beginning of a slot: it may change at any time. Raises Malformed."""
+        if slot >= self._slots or nbytes > self._slot_bytes:
+            text = f"{nbytes} bytes in slot {slot} of {self._slots}, each of {self._slot_bytes}"
+            raise Malformed(text)
+        return self._segment.bytes(slot * self._slot_bytes, nbytes)
+
+    def room(self, slot: int, nbytes: int) -> npt.NDArray[np.uint8] | None:
+        """As `bytes`; ``None``: it is too small."""
+        return self.bytes(slot, nbytes) if nbytes <= self._slot_bytes else None
 
 
 @dataclass(slots=True, eq=False)

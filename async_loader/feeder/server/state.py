@@ -13,7 +13,7 @@ from async_loader.feeder.server.batch_scheduler import BatchScheduler
 from async_loader.feeder.server.counters import Rates
 from async_loader.feeder.server.insert_queue import InsertQueue
 from async_loader.feeder.server.sessions import Session, Sessions
-from async_loader.feeder.server.shared_memory import InsertSlots, SharedBatchRing
+from async_loader.feeder.server.shared_memory import CallSlots, InsertSlots, SharedBatchRing
 from async_loader.feeder.server.weights import WeightStore
 from async_loader.feeder.settings import ServiceSettings
 from async_loader.feeder.wire import ErrorCode, Limits
@@ -143,10 +143,13 @@ class ServerState:
         return table
 
     def take_memory(self, offer: Offer, fd: int) -> None:
-        """Take memory for a writer's rows, or a reader's batches. Raises Malformed."""
+        """Take memory for a writer's rows, a reader's batches, or calls. Raises Malformed."""
         segment = Segment.attach(fd, offer.nbytes)
         try:
             session, number = self.sessions.known(offer.session), offer.number
+            if offer.owner == "calls":
+                session.call_slots = CallSlots(segment, offer)
+                return
             if offer.owner == "writer":
                 writer = session.writers.get(number)
                 if writer is None or writer.slots is not None:

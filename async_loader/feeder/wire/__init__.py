@@ -47,6 +47,8 @@ from async_loader.feeder.wire.calls import (
     Prioritize,
     Pull,
     Return,
+    Rollouts,
+    RolloutsReply,
     Save,
     Saved,
     SlotBatches,

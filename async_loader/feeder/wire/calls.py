@@ -284,3 +284,53 @@ class Got(Control, frozen=True, kw_only=True, omit_defaults=True):
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""
         one_or_none(self, nbytes, self.rows > 0)
+
+
+class OfArrays(Control, frozen=True, kw_only=True, omit_defaults=True):
+    """Root of messages with arrays in the data frame, one behind the other, of ``specs``.
+
+    Or in a ``slot`` of the client's memory. A call without arrays lends it for those of its answer.
+    """
+
+    MOST: ClassVar[int] = codes.MESSAGE_BYTES
+    specs: Annotated[tuple[TensorSpec, ...], Meta(max_length=codes.FIELDS)] = ()
+    slot: U32 | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    def check_data(self, nbytes: int | None) -> None:
+        """See `Control`."""
+        one_or_none(self, nbytes, self.slot is None and self.nbytes > 0)
+
+
+class Rollouts(OfArrays, frozen=True, kw_only=True, omit_defaults=True):
+    """A call of a table of rollouts, whose answer may wait.
+
+    Attributes
+    ----------
+    call : str
+        One of `async_loader.rollouts.calls`, which checks ``arguments``; or of the server: "rest",
+        "save", "load".
+    wait_s : float | None
+        How long it may take.
+    """
+
+    TYPE = Type.ROLLOUTS
+    table: Name
+    call: Name
+    arguments: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    wait_s: codes.Wait | None = None
+
+
+class RolloutsReply(OfArrays, frozen=True, kw_only=True, omit_defaults=True):
+    """Its answer. ``total``: bytes of all arrays, if the data frame has the first of these alone;
+    the call "rest" of this ``key`` brings others.
+    """
+
+    TYPE = Type.ROLLOUTS_REPLY
+    answer: dict[str, Any] = {}  # noqa: RUF012 - msgspec copies it
+    total: U64 = 0
+    key: U64 = 0

@@ -140,6 +140,8 @@ class Type(IntEnum):
     PRIORITIZE = 59
     TOTALS = 62
     TOTALS_REPLY = 63
+    ROLLOUTS = 64
+    ROLLOUTS_REPLY = 65
 
 
 ACK_NOW = 0x01

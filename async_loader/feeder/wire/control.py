@@ -66,7 +66,7 @@ class Hello(Control, frozen=True, kw_only=True):
 class Welcome(Control, frozen=True, kw_only=True):
     """The server's answer; the header has the session.
 
-    Silence of ``silence_s`` ends it, on either side.
+    Silence of ``silence_s`` ends it, on either side. ``rollouts``: which tables are of rollouts.
     """
 
     TYPE = Type.WELCOME
@@ -78,6 +78,7 @@ class Welcome(Control, frozen=True, kw_only=True):
     memory_endpoint: Text | None
     limits: Limits
     tables: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)]
+    rollouts: Annotated[tuple[Name, ...], Meta(max_length=codes.FIELDS)] = ()
 
 
 class OpenWriter(Control, frozen=True, kw_only=True):

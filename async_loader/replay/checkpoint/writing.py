@@ -255,7 +255,7 @@ class Saver:
         started = time.monotonic()
         if not root.is_dir():
             os.makedirs(root)
-            _sync_folder(root.parent)
+            sync_folder(root.parent)
         for left in root.glob("tmp-*"):
             shutil.rmtree(left, ignore_errors=True)
         before = saves(root)
@@ -266,14 +266,14 @@ class Saver:
             os.mkdir(temporary)
             manifest = self._write(temporary, number)
             text = manifest.text().encode()
-            with _durable(temporary / MANIFEST) as file:
+            with durable(temporary / MANIFEST) as file:
                 file.write(text)
-            _sync_folder(temporary)
+            sync_folder(temporary)
             os.rename(temporary, final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        _sync_folder(root)
+        sync_folder(root)
         for old in before[:-1]:
             gone = root / f"tmp-{folder_name(old)}"
             with contextlib.suppress(OSError):  # what cannot be removed is left to the next save
@@ -290,7 +290,7 @@ class Saver:
     def _write(self, folder: Path, number: int) -> Manifest:
         """Write the data file, and return what goes into the manifest. See NOTE [pre-copy]."""
         state, blocks = self._table_state, list[Block]()
-        with _durable(folder / DATA) as file:
+        with durable(folder / DATA) as file:
 
             def put(pieces: Iterable[Piece]) -> None:
                 for kind, about, data in pieces:
@@ -329,13 +329,13 @@ class Saver:
                 self._pause_s = time.monotonic() - since
             put(kept)
         for name, content in beside.items():
-            with _durable(folder / name) as file:
+            with durable(folder / name) as file:
                 file.write(content)
         return Manifest(number, settings, table, samplers, blocks)
 
 
 @contextlib.contextmanager
-def _durable(path: Path) -> Iterator[BinaryIO]:
+def durable(path: Path) -> Iterator[BinaryIO]:
     """Open a new file, which is on the disk when the block ends. An OSError names it."""
     try:
         with open(path, "xb") as file:
@@ -347,7 +347,7 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make the changes of names in a folder durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

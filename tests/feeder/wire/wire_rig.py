@@ -80,6 +80,8 @@ def examples() -> dict[str, wire.Message]:
         "DRAIN": wire.Drain(),
         "TOTALS": wire.Totals(),
         "TOTALS_REPLY": wire.TotalsReply(items=1000, mass=512.5, least=0.25, uses_up=True),
+        "ROLLOUTS": wire.Rollouts(table="math", call="reserve", arguments={"name": "prompts"}),
+        "ROLLOUTS_REPLY": wire.RolloutsReply(answer={"group": 7}),
         "DONE": wire.Done(),
         "LATEST": wire.Latest(name=name, newer_than=6, most=1 << 20, timeout_s=2.0),
         "WEIGHTS": wire.Weights(name=name, version=7, total_bytes=16, specs=tensors),

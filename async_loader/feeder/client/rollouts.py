@@ -1,0 +1,290 @@
+"""A table of rollouts of a feeder: each call of `Rollouts` is a message and its answer."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from async_loader.errors import CannotSend, ConfigError, Timeout
+from async_loader.feeder.arrays import packed, unpacked
+from async_loader.feeder.client.arguments import save_path
+from async_loader.feeder.client.call_memory import CallMemory
+from async_loader.feeder.client.calls import AnswerDeadline, Call
+from async_loader.feeder.client.connection import Connection
+from async_loader.feeder.client.table import Client
+from async_loader.feeder.plain_values import plain_of
+from async_loader.feeder.wire import Plane, Rollouts, RolloutsReply
+from async_loader.lifecycle import Deadline, seconds
+from async_loader.name_hints import stacklevel
+from async_loader.replay.samplers import Sampler
+from async_loader.replay.table.waiters import WARN_AFTER_S
+from async_loader.rollouts.batches import memory
+from async_loader.rollouts.methods import RolloutMethods
+from async_loader.rollouts.requests import Answer, Arrays
+from async_loader.rollouts.schema import Array, GroupSchema
+from async_loader.rollouts.source import RolloutSource
+from async_loader.shm.slot_leases import COPY_BELOW
+
+_BESIDE = 1 << 20
+"""Bytes of a call beside its arrays."""
+_EXPLAIN_S = 2.0
+_COPIED = 64 << 10
+"""Bytes of an answer that lies in zmq's memory otherwise."""
+_NONE: Mapping[str, Any] = {}
+
+
+class RemotePending:
+    """A call that was sent, or will be."""
+
+    def __init__(
+        self, connection: Connection, call: Call, wait_s: float | None, room: Array | None
+    ) -> None:
+        self._connection, self.call, self.wait_s, self.room = connection, call, wait_s, room
+
+    @property
+    def over(self) -> bool:
+        return self._connection.answered(self.call)
+
+    def take(self) -> Answer:
+        """Return the answer, or raise the error. Of a large one, the first part alone."""
+        if self.call.error is not None:
+            raise self.call.error
+        assert self.call.reply is not None
+        body = self.call.reply.body
+        assert isinstance(body, RolloutsReply)
+        room = None if self.room is None or body.slot is None else self.room[: body.nbytes]
+        return body.answer, unpacked(body.specs, self.call.reply.data if room is None else room)
+
+
+class RemotePort:
+    """Asks a feeder. After a reconnect calls are sent again: each has its effect once.
+
+    A feeder that has restarted from a save is told first which prompts were trained since.
+
+    Parameters
+    ----------
+    connection : Connection
+    name : str
+        Of the table.
+    timeout_s : float
+        For a call that does not wait for the table.
+    memory : CallMemory
+    """
+
+    keeps = False
+
+    def __init__(
+        self, connection: Connection, name: str, timeout_s: float, memory: CallMemory
+    ) -> None:
+        self._connection, self._name, self._memory = connection, name, memory
+        self._given_up: dict[Any, Array | None] = {}
+        self.timeout_s: float | None = timeout_s
+        self._grace_s = timeout_s
+        self.most_bytes = connection.limits.message_bytes - _BESIDE
+        self.sources: weakref.WeakSet[RolloutSource] = weakref.WeakSet()
+        self._server = connection.servers
+        self._told: list[Call] = []
+        self._dropped: deque[tuple[str, Mapping[str, Any]]] = deque()
+
+    def ask(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] = _NONE,
+        arrays: Arrays = _NONE,
+        *,
+        wait_s: float | None = None,
+        wake: Callable[[], object] | None = None,
+    ) -> RemotePending:
+        """See `Port`."""
+        while self._dropped:
+            self.tell(*self._dropped.popleft())
+        nbytes = sum(one.nbytes for one in arrays.values())
+        if nbytes > self.most_bytes:
+            raise ConfigError(
+                f"{name} takes {nbytes:,} bytes, a call {self.most_bytes:,}: give less at a time"
+            )
+        large = name == "draw" or nbytes >= COPY_BELOW
+        session, slot, room = (large and self._memory.lease()) or (0, None, None)
+        specs, data = packed(arrays, room)
+        body = Rollouts(
+            table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s,
+            slot=slot,
+        )  # fmt: skip
+        call = Call(
+            body, Plane.PULL, data=data if room is None else None,
+            ready=partial(self._ready, session, room), done=wake or bool,
+        )  # fmt: skip
+        if name == "put":  # its answer may be read later, or not at all
+            self._told = [one for one in self._told if not self._connection.answered(one)]
+            self._told.append(call)
+        return RemotePending(self._connection, self._connection.ask(call), wait_s, room)
+
+    def _ready(self, session: int, room: Array | None, call: Call) -> bool:
+        """Whether a call may be sent: over the socket, if its slot is not of this session. In the
+        IO thread.
+        """
+        connection, body = self._connection, call.body
+        assert isinstance(body, Rollouts)
+        if room is not None and body.slot is not None and session != connection.session.number:
+            call.body = replace(body, slot=None)
+            call.data = room[: body.nbytes].tobytes() if body.nbytes else None
+        if connection.servers != self._server and connection.is_open:
+            self._server = connection.servers
+            keys = [list(key) for one in list(self.sources) for key in one.trained]
+            version = max((one.version for one in list(self.sources)), default=0)
+            arguments = {"keys": keys, "version": version}
+            connection.send_first(
+                Call(Rollouts(table=self._name, call="trained", arguments=arguments), Plane.PULL)
+            )
+        return connection.is_open
+
+    def answer(self, pending: RemotePending, timeout_s: float | None = None) -> Answer:
+        """See `Port`."""
+        connection, wait_s = self._connection, pending.wait_s
+        if wait_s is not None:
+            deadline: Deadline = AnswerDeadline(connection, wait_s, self._grace_s)
+        else:
+            deadline = Deadline(timeout_s)
+        try:
+            if wait_s is None and timeout_s is None:
+                self._warn_if_long(pending)
+            reply = connection.answer(pending.call, deadline)
+        finally:
+            self._give_up(pending)
+        body, call = reply.body, pending.call.body
+        assert isinstance(body, RolloutsReply)
+        assert isinstance(call, Rollouts)
+        if call.call == "give_back":  # the feeder has dropped the draw
+            self._given_up.pop(call.arguments["part"], None)
+        have = 0 if reply.data is None else len(reply.data)
+        total = body.total or have
+        if total < _COPIED:
+            return pending.take()
+        whole = memory(total)  # warm, and of this process: zmq's is new, and read-only
+        whole[:have] = np.frombuffer(reply.data, np.uint8)
+        while have < total:
+            arguments = {"key": body.key, "offset": have}
+            rest = Call(Rollouts(table=self._name, call="rest", arguments=arguments), Plane.PULL)
+            part = connection.call(rest, Deadline(self.timeout_s)).data
+            whole[have : have + len(part)] = np.frombuffer(part, np.uint8)
+            have += len(part)
+        return body.answer, unpacked(body.specs, whole)
+
+    def _warn_if_long(self, pending: RemotePending) -> None:
+        """Wait for an answer, for some seconds; then say what it waits for."""
+        try:
+            self._connection.news.until(lambda: pending.over, Deadline(WARN_AFTER_S), str)
+        except Timeout:
+            text = f"waiting for {WARN_AFTER_S:g} s for {self.explain(pending)}"
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
+
+    def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `Port`."""
+        self._told = [one for one in self._told if not self._connection.answered(one)]
+        self._told.append(self.ask(name, arguments).call)
+
+    def drop(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """See `Port`."""
+        if self._connection.asking:
+            self._dropped.append((name, arguments))
+        else:
+            self.tell(name, arguments)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Wait until what was told has arrived."""
+        while self._dropped:
+            self.tell(*self._dropped.popleft())
+        for call in self._told:
+            self._connection.answer(call, deadline)
+
+    def cancel(self, pending: RemotePending) -> None:
+        """See `Port`."""
+        self._connection.forget_call(pending.call)
+        self._give_up(pending)
+
+    def _give_up(self, pending: RemotePending) -> None:
+        """Keep the slot of a call that has no answer: the feeder may still use it."""
+        body = pending.call.body
+        if pending.room is not None and not pending.over and isinstance(body, Rollouts):
+            self._given_up[body.arguments.get("part", object())] = pending.room
+
+    def why(self, pending: RemotePending) -> str:
+        """See `Port`."""
+        return f"rollouts of table {self._name!r} ({self._connection.state()})"
+
+    def explain(self, pending: RemotePending) -> str:
+        """See `Port`."""
+        try:
+            body = pending.call.body
+            name = {"name": body.call} if isinstance(body, Rollouts) else {}
+            answer, _ = self.answer(self.ask("waits", name), self.timeout_s)
+        except Timeout:
+            return self.why(pending)
+        return f"{answer['why'] or 'its turn'} (of table {self._name!r})"
+
+    def due_s(self) -> float:
+        """See `Port`: the feeder looks; a long wait asks it for the reason."""
+        return _EXPLAIN_S
+
+    def look(self) -> None:
+        """See `Port`."""
+
+
+class RolloutsClient(RolloutMethods):
+    """One table of rollouts of a feeder. Made by `Client.table`.
+
+    Threads: any.
+    """
+
+    def __init__(self, client: Client, connection: Connection, name: str, port: RemotePort) -> None:
+        self._client, self._connection, self.name = client, connection, name
+        self._port = port
+        self._sources = port.sources
+        self._known: GroupSchema | None = None
+
+    @property
+    def group_schema(self) -> GroupSchema:
+        """The fields."""
+        if self._known is None:
+            self._known = GroupSchema.from_plain(self._about()["schema"])
+        return self._known
+
+    def _sampler(self, sampler: Sampler | None) -> Any:
+        return None if sampler is None else plain_of(sampler)
+
+    def __repr__(self) -> str:
+        return f"<RolloutsClient {self.name!r} of {self._connection.address}>"
+
+    def __reduce__(self) -> Any:
+        address = self._connection.address
+        text = f"say connect({address!r}).table({self.name!r}) there"
+        raise CannotSend(f"a client's table stays in its process: {text}")
+
+    def save(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> int:
+        """Save in the feeder; what this process was given is trained. Return the bytes.
+
+        ``path``: as for other tables of a feeder.
+        """
+        self.settle()
+        there = save_path(path, self._client.owns_feeder)
+        return int(self._wait("save", there, timeout_s)["nbytes"])
+
+    def load(self, path: str | os.PathLike[str], *, timeout_s: float | None = None) -> None:
+        """Go on from a `save`, in the feeder."""
+        self._wait("load", save_path(path, self._client.owns_feeder), timeout_s)
+
+    def _wait(self, call: str, path: str, timeout_s: float | None) -> dict[str, Any]:
+        own = self._port.timeout_s if timeout_s is None else seconds("timeout_s", timeout_s)
+        answer, _ = self._port.answer(self._port.ask(call, {"path": path}), own)
+        return answer
+
+    def close(self) -> None:
+        """Nothing to do: the client has the connection."""
