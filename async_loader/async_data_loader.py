@@ -180,6 +180,7 @@ class AsyncDataLoader(Generic[B]):
     ) -> None:
         require("torch")
         refuse_start_in_child()
+        self._seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         self._source, self._made_it = as_source(data_source, seed), is_table(data_source)
         if batch_size is None:
             batch_size = getattr(self._source, "batch_size", None)
@@ -192,7 +193,6 @@ class AsyncDataLoader(Generic[B]):
         one_of("in_order", in_order, (True, False))
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
-        self._seed = secrets.randbits(63) if seed is None else whole("seed", seed, 0)
         backend = _backend(device)
         _buffers(into, backend, batch_format)
         if finishes(self._source) is not None:

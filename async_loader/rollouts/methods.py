@@ -64,7 +64,6 @@ class RolloutMethods(ProducerMethods):
         overlong: str = "alone",
         rank: int = 0,
         world_size: int = 1,
-        seed: int | None = None,
     ) -> RolloutSource:
         """Return a source for ``AsyncDataLoader(source)``. Each batch is one step of the learner.
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from play import Round
 from test_rollouts import SCHEMA, commit, next_of
+from waiting_rig import until
 
 from async_loader import AsyncDataLoader, Prioritized, Rollouts, connect
 from async_loader.errors import ConfigError, SchemaError, Timeout
@@ -91,6 +92,7 @@ def test_a_producer_that_is_gone_is_named(client):
     with connect(client.address) as other:
         other.table("math").reserve("a")
         assert table.stats().states["reserved"] == 1
+    until(lambda: table.stats().given_back)  # a feeder hears of it a little later
     group = table.reserve("b", timeout_s=10)
     assert (group.prompt, group.tries) == ("a", 2)
     assert table.stats().given_back == {"its client left": 1}
