@@ -3,15 +3,14 @@
     python examples/killed_dqn.py
     python examples/killed_dqn.py --kills 10 --updates 6000
 
-Model, optimizer, environment, table and `loader.state_dict()` are saved in one cut: the file that
-goes last says which save of the table belongs to it, and the save before that is kept. The exit
+Model, optimizer, environment, table and `loader.state_dict()` are saved in one cut: the rest
+goes into a file named after the table's next save, which then makes both valid at once. The exit
 code is 1 if the two runs differ, or have not learned.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import random
 import subprocess
@@ -45,10 +44,11 @@ class Run:
         self.env = gymnasium.make("CartPole-v1")
         self.obs, _ = self.env.reset(seed=0)
         self.rng, self.total, self.returns = np.random.default_rng(0), 0.0, []
-        kept = None
-        if (folder / "rest").exists():
-            kept = torch.load(folder / "rest", weights_only=False)
-            self.buffer = ReplayBuffer.from_checkpoint(folder / "table", number=kept["save"])
+        kept, there = None, sorted(folder.glob("table/save-*"))
+        self.saves = int(there[-1].name.removeprefix("save-")) if there else 0
+        if self.saves:
+            kept = torch.load(folder / f"rest-{self.saves}", weights_only=False)
+            self.buffer = ReplayBuffer.from_checkpoint(folder / "table", number=self.saves)
         else:
             self.buffer = ReplayBuffer(50_000, schema=SCHEMA, seed=0)
         self.writer = self.buffer.writer(stream="env")
@@ -61,21 +61,20 @@ class Run:
             vars(self).update(pickle.loads(kept["here"]))
 
     def save(self):
-        """One cut: a kill between the two leaves the rest of before, and its save of the table."""
-        report = self.buffer.save(self.folder / "table")
+        """One cut: until the table's save is there, whole, the one before it counts."""
         learner, names = self.learner, ("online", "target", "policy", "optimizer")
         here = {
             name: vars(self)[name] for name in ("env", "obs", "rng", "total", "returns", "steps")
         }
         kept = {
-            "save": report.number,
             "loader": self.loader.state_dict(),
             "learner": {name: getattr(learner, name).state_dict() for name in names},
             "updates": learner.updates,
             "here": pickle.dumps(here),
         }
-        torch.save(kept, self.folder / "new")
-        os.replace(self.folder / "new", self.folder / "rest")
+        torch.save(kept, self.folder / f"rest-{self.saves + 1}")
+        self.saves = self.buffer.save(self.folder / "table").number
+        (self.folder / f"rest-{self.saves - 2}").unlink(missing_ok=True)
 
     def step(self):
         """Step the environment once."""

@@ -167,7 +167,8 @@ class MixtureMember:
             if self._same == 0 and self.reader is None:
                 self._same = self.most(batch_size)
             wanted = self._same if self._own_reader is None else count - self._held
-            before = state_of(self.source)
+            # rows that are read here are all taken at once, but where a wait was cut short
+            before = state_of(self.source) if self._own_reader is None else None
             plan = ask(self.source, wanted)
             if plan is None or plan is END:
                 return None if plan is None else False
@@ -185,7 +186,7 @@ class MixtureMember:
         """Return the state of the source before the rows that are next, and how many rows come
         between.
         """
-        if not self._pieces:
+        if not self._pieces or self._pieces[0].before is None:
             return state_of(self.source), self._passed
         return self._pieces[0].before, self._pieces[0].taken
 

@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -49,7 +46,7 @@ def served(capacity: Any = None, schema: Any = None, **settings: Any) -> Iterato
             made,
             bind="tcp://127.0.0.1:*",
             drain_s=0.1,
-            checkpoint=CheckpointSettings(path=_saves()),
+            checkpoint=CheckpointSettings(path=str(folder / "saves")),
             security=SecuritySettings(keys=str(folder / "keys")),
         )
         serving = FeederProcess(made)
@@ -93,14 +90,6 @@ class Writers:
 def relative(path: Path) -> PurePath:
     """As a feeder is told it, within its folder for checkpoints."""
     return PurePath(str(path).lstrip("/"))
-
-
-@functools.cache
-def _saves() -> str:
-    """The folder for checkpoints of all feeders of this run."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
-    return folder
 
 
 def open_here(stack: contextlib.ExitStack, table: Table, stream: Hashable | None) -> Writer:
