@@ -62,11 +62,13 @@ GAINS = {
     ("gpu", "update-atari"): "An accelerator computes while batches arrive, and does not wait for "
     "them.",
     ("gpu", "jobs"): "Decoded samples reach the accelerator at the rate of the workers.",
+    ("feeder", "kept"): "A table that outlives a kill costs next to nothing.",
     ("scale", "small"): "Several hosts hold one table, at some times the rate of an actor of Ray.",
     ("scale", "atari"): "Frames from several shards arrive as fast as from one.",
     ("scale", "watch"): "Metrics and the dashboard may stay on: a feeder hardly notices them.",
     ("soak", "chaos"): "What was acknowledged is there, whatever dies.",
     ("soak", "connections"): "A port scan or a broken client does not end a run.",
+    ("soak", "kept"): "A killed feeder goes on with what it had acknowledged.",
     ("soak", "memory"): "A run of weeks does not end for want of memory.",
     ("soak", "shards"): "A killed shard, directory or node stops no learner and doubles no step.",
     ("soak", "storm"): "Ctrl-C ends or interrupts a run, and loses nothing of it.",

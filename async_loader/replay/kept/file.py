@@ -22,10 +22,10 @@ import mmap
 import os
 import struct
 import weakref
-import zlib
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from async_loader.replay.table.nonblocking_table import Position
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.schema import Schema
-from async_loader.shm.limits import human
+from async_loader.shm.limits import available_bytes, human
 from async_loader.shm.segment import Segment, check_fits
 
 FORMAT = 1
@@ -52,7 +52,9 @@ _MAGIC = b"al-kept\0"
 _HEAD = struct.Struct("<8sIII")  # format, bytes and checksum of the text behind it
 _COMMIT = struct.Struct("<Qqqq?i")  # with a slot and a checksum behind it
 _PRODUCER = struct.Struct("<16sQQ")
-_NUMBER, _CRC = struct.Struct("<Q"), struct.Struct("<I")
+_NUMBER, _CRC, _COUNTS = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<3q")
+_SEALED, _NO_PRODUCER = _PRODUCER.size + _CRC.size, bytes(_PRODUCER.size)
+_COMMITTED = _COMMIT.size + _SEALED
 _DONE = 2048
 _COPY = 1024
 SAMPLED, CARRIED, LOOKAHEAD, PRIORITIES, SAMPLERS = 0, 1, 2, 3, 4
@@ -95,7 +97,7 @@ def tables_in(folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def _sealed(body: bytes) -> bytes:
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CRC.pack(crc32(body))
 
 
 def _opened(raw: bytes | memoryview, size: int) -> bytes | None:
@@ -138,7 +140,7 @@ class Pages:
         if magic != _MAGIC:
             raise self.damaged("has no header of a kept table at its end")
         text = bytes(header[_HEAD.size : _HEAD.size + size])
-        if zlib.crc32(text, version) != crc:
+        if crc32(text, version) != crc:
             raise self.damaged("its header does not have the checksum that it states")
         if version != FORMAT:
             raise ConfigError(
@@ -284,6 +286,8 @@ class KeptFile:
         self.found = self.leases = self.held = False
         self.seen: Ids = np.empty(0, np.int64)
         self._slots: dict[bytes, int] = {}
+        self._choosers: list[tuple[int, Binding]] = []
+        self._told = 0  # samplers that the table has
         self._free = list(range(PRODUCERS - 1, -1, -1))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -344,7 +348,9 @@ class KeptFile:
                     f"{self.folder} keeps a table with {name}={_text(pages.about[name])}, and "
                     f"{_text(value)} is asked for: use the same, or name another folder"
                 )
-        made = Storage(segment, layout, on_disk)
+        # what fits the memory is read as what lies in it
+        made = Storage(segment, layout, on_disk and layout.nbytes > available_bytes())
+        made.punches = not on_disk
         made.resumed = self.found
         if made.loading:
             raise ConfigError(
@@ -376,7 +382,7 @@ class KeptFile:
                 f"{purpose}: needs {human(at['end'])} in {str(self.folder)!r}, where "
                 f"{human(free)} are free: lower the capacity, or name another folder"
             )
-        header = _HEAD.pack(_MAGIC, FORMAT, len(text), zlib.crc32(text, FORMAT)) + text
+        header = _HEAD.pack(_MAGIC, FORMAT, len(text), crc32(text, FORMAT)) + text
         commit = _sealed(_COMMIT.pack(1, 0, 0, 0, False, -1) + bytes(_PRODUCER.size))
         new = path.with_name("table.new")
         fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -402,7 +408,7 @@ class KeptFile:
 
     def adopt(self, table: Table) -> None:
         """Have a table that was just made work on the file."""
-        self._table, table.kept = table, self
+        self._table, table.kept, self.held = table, self, self.found
         if len(table.times):
             table.times = self.pages.columns[TIMES]
         if len(table.given):
@@ -463,33 +469,42 @@ class KeptFile:
         self.pages.words[SAMPLED] = sampled
 
     def commit(self, position: Position | None = None) -> None:
-        """Let all rows that are written count, with the position of their producer."""
-        table, slot, producer = self._table, -1, bytes(_PRODUCER.size)
+        """Let all rows that are written count, with the position of their producer. 3 us."""
+        table, pages, slot, producer = self._table, self.pages, -1, _NO_PRODUCER
         if position is not None:
-            key = bytes.fromhex(position[0])
-            slot = self._slot_of(key)
-            producer = _PRODUCER.pack(key, *position[1:])
+            text, applied, done = position
+            key = bytes.fromhex(text)
+            slot = self._slots[key] if key in self._slots else self._slot_of(key)
+            producer = _PRODUCER.pack(key, applied, done)
         number = self._number = self._number + 1
-        cursor, inserted = int(table.g[r.CURSOR]), table.inserted
-        body = _COMMIT.pack(number, cursor, inserted, table.cleared, self.leases, slot) + producer
-        commits, at = self.pages.commits, _COPY * (number & 1)
-        commits[at : at + len(body) + _CRC.size] = _sealed(body)
-        _NUMBER.pack_into(commits, _DONE, number)
+        cursor = table.g.item(r.CURSOR)
+        body = (
+            _COMMIT.pack(number, cursor, table.inserted, table.cleared, self.leases, slot)
+            + producer
+        )
+        at = _COPY * (number & 1)
+        pages.commits[at : at + _COMMITTED] = body + _CRC.pack(crc32(body))
+        _NUMBER.pack_into(pages.commits, _DONE, number)
         if slot >= 0:
             self._write_slot(slot, producer)
-        words = self.pages.words
-        words[SAMPLED], words[CARRIED] = table.sampled, table.carried
-        words[LOOKAHEAD] = int(table.g[r.LOOKAHEAD])
-        self.note_samplers()
+        if table.prioritized:
+            self.note_samplers()
+
+    def note_counts(self) -> None:
+        """Note the counts that commits leave out, since they seldom change."""
+        table = self._table
+        if self.held:  # it does not have yet what is there
+            return
+        lookahead = table.g.item(r.LOOKAHEAD)
+        _COUNTS.pack_into(self.pages.words, 0, table.sampled, table.carried, lookahead)
+        self.commit()
 
     def _write_slot(self, slot: int, producer: bytes) -> None:
-        at, sealed = slot * _SLOT, _sealed(producer)
-        self.pages.producers[at : at + len(sealed)] = sealed
+        at = slot * _SLOT
+        self.pages.producers[at : at + _SEALED] = producer + _CRC.pack(crc32(producer))
 
     def _slot_of(self, key: bytes) -> int:
-        slot = self._slots.get(key)
-        if slot is None:
-            slot = self._slots[key] = self._free.pop()
+        slot = self._slots[key] = self._free.pop()
         return slot
 
     def forget(self, key: bytes) -> None:
@@ -508,21 +523,23 @@ class KeptFile:
         slots = self.pages.slots if self.found else {}
         return [(key.hex(), applied, done) for key, (_, applied, done) in slots.items()]
 
-    def _choosers(self) -> list[tuple[int, Binding]]:
+    def _find_choosers(self) -> list[tuple[int, Binding]]:
         """Return what chooses for the table and for its own view, and where its words are."""
         chosen = map(innermost, self._table.samplers[:2])
         return [(SAMPLERS + 2 * i, one) for i, one in enumerate(chosen) if isinstance(one, Binding)]
 
     def note_samplers(self) -> None:
         """Note the draws of samplers, and the largest priorities that they were given."""
-        for at, one in self._choosers():
+        if len(self._table._told) != self._told:
+            self._told, self._choosers = len(self._table._told), self._find_choosers()
+        for at, one in self._choosers:
             largest = one._ever.largest
             self.pages.words[at] = one._draws
             self.pages.reals[at + 1] = math.nan if largest is None else largest
 
     def restore_samplers(self) -> None:
         """Have samplers go on as `note_samplers` has noted."""
-        for at, one in self._choosers():
+        for at, one in self._find_choosers():
             largest = self.pages.reals[at + 1]
             one._draws = self.pages.words[at]
             one._ever.largest = None if math.isnan(largest) else largest

@@ -49,7 +49,8 @@ def recover(table: Table, file: KeptFile) -> None:
     table.storage.ready = table.items.top
     alive = table.ids[table.items.alive != 0]
     file.seen = alive[file.told[alive % len(ids)] == -1 - alive]
-    file.commit()
+    file.held = False
+    file.note_counts()
 
 
 def _of_producer(name: object, file: KeptFile) -> bool:
