@@ -1,5 +1,5 @@
-"""Kills of a feeder with kept tables, under load of eight writers and two learners. Times the longest
-pause of its clients.
+"""Kills of a feeder with kept tables, under load of eight writers and two learners. Times the
+longest pause of its clients.
 
 Plays the test of ``tests/feeder/test_kept_feeder.py`` that is marked soak.
 """
