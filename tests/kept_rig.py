@@ -14,7 +14,7 @@ import pytest
 
 from async_loader import ReplayBuffer
 from async_loader.replay.buffer import shared_table
-from async_loader.replay.kept import file as kept_file
+from async_loader.replay.kept import pages
 
 _WHERE = (
     "/replay/kept/file.py",
@@ -34,8 +34,8 @@ Files = dict[str, bytes]
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of some kilobytes, which are copied often."""
-    monkeypatch.setattr(kept_file, "STREAMS", 64)
-    monkeypatch.setattr(kept_file, "PRODUCERS", 64)
+    monkeypatch.setattr(pages, "STREAMS", 64)
+    monkeypatch.setattr(pages, "PRODUCERS", 64)
     return
 
 

@@ -2,4 +2,13 @@
 and beside bare ZeroMQ messages of the same bytes.
 """
 
-ROWS = ("row08_small", "row08_atari", "row09_small", "row09_atari", "row10_stream", "both", "calls")
+ROWS = (
+    "row08_small",
+    "row08_atari",
+    "row09_small",
+    "row09_atari",
+    "row10_stream",
+    "both",
+    "calls",
+    "kept",
+)

@@ -1,12 +1,12 @@
 """What takes long: memory over 100,000 batches, of a learner and its workers;
-500 rounds of faults; hostile connections; kills of shards.
+500 rounds of faults; hostile connections; kills of shards and of feeders with kept tables.
 """
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROWS = ("memory", "storm", "chaos", "connections", "shards")
+ROWS = ("memory", "storm", "chaos", "connections", "shards", "kept")
 
 
 def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Any]) -> None:

@@ -24,7 +24,9 @@ GOES_ON_S = 2.0
     ],
 )
 def test_what_was_acknowledged_outlives_kills_of_the_feeder(count, tmp_path):
-    pauses = [pause for _, pause in rounds(tmp_path, tmp_path / "kept", count)]
-    if REPORT and count > 2:
-        Path(REPORT).write_text(json.dumps(pauses))
+    pauses = []
+    for _, pause in rounds(tmp_path, tmp_path / "kept", count):
+        pauses.append(pause)
+        if REPORT and count > 2:
+            Path(REPORT).write_text(json.dumps(pauses))
     assert sorted(pauses)[len(pauses) // 2] < GOES_ON_S

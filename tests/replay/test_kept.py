@@ -17,8 +17,7 @@ import pytest
 from async_loader import Field, ReplayBuffer
 from async_loader.errors import AsyncLoaderError, ConfigError, CorruptCheckpoint, Unsupported
 from async_loader.replay.buffer import shared_table
-from async_loader.replay.kept import file as kept_file
-from async_loader.replay.kept.file import read
+from async_loader.replay.kept.pages import TABLE, read
 from async_loader.replay.samplers import Prioritized, Uniform
 from tests.kept_rig import small_pages
 
@@ -132,7 +131,7 @@ def test_limits_of_a_kept_table_are_errors(tmp_path, small_pages):
 def test_a_damaged_file_is_refused_or_what_was_acknowledged(tmp_path, small_pages):
     """Each byte of the last 64 KiB; of what is empty there, some."""
     filled(tmp_path).close()
-    path = tmp_path / kept_file.TABLE
+    path = tmp_path / TABLE
     whole = path.read_bytes()
     expected = read(path)
     end = len(whole)

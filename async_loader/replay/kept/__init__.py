@@ -2,7 +2,7 @@
 
 ::
 
-    FOLDER/table        rows, and what `file.py` lists behind them
+    FOLDER/table        rows, and what `pages.py` lists behind them
     FOLDER/lock         locked by the process that has the table
     FOLDER/patch.npz    an update that is under way
     FOLDER/unused.npz   rows of a feeder's queue that learners have, and whose room is needed
@@ -16,7 +16,8 @@ they were never acknowledged or drawn. Nothing is synced to a disk: a kill of th
 anything.
 """
 
-from async_loader.replay.kept.file import Contents, KeptFile, contents, tables_in
+from async_loader.replay.kept.file import KeptFile
+from async_loader.replay.kept.pages import Contents, contents, tables_in
 from async_loader.replay.kept.recovery import recover
 
 __all__ = ["Contents", "KeptFile", "contents", "recover", "tables_in"]

@@ -11,7 +11,8 @@ import numpy as np
 
 from async_loader.replay.array_types import Ids
 from async_loader.replay.base import row_format as r
-from async_loader.replay.kept.file import CARRIED, LOOKAHEAD, SAMPLED, KeptFile
+from async_loader.replay.kept.file import KeptFile
+from async_loader.replay.kept.pages import CARRIED, LOOKAHEAD, SAMPLED
 from async_loader.replay.table import rebuild
 from async_loader.replay.table.step_packer import end_fields
 from async_loader.replay.table.table import Table
@@ -49,7 +50,8 @@ def recover(table: Table, file: KeptFile) -> None:
     table.storage.ready = table.items.top
     alive = table.ids[table.items.alive != 0]
     file.seen = alive[file.told[alive % len(ids)] == -1 - alive]
-    file.commit()
+    file.held = False
+    file.note_counts()
 
 
 def _of_producer(name: object, file: KeptFile) -> bool:

@@ -186,7 +186,7 @@ class CompressedRing:
         self._ring, self._rows = storage.base + offset, layout.rows
         self._storage = storage
         self._words = storage.ring_words
-        self._punches = not storage.on_disk  # on a disk the room was taken at the beginning
+        self._punches = storage.punches
         coded = [i for i, field in enumerate(layout.schema.fields) if field.codec is not None]
         self._fields = coded
         self._coded = {storage.base + layout.places[i][0] for i in coded}

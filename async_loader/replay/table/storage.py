@@ -247,6 +247,7 @@ class Storage:
     def __init__(self, segment: Segment, layout: StorageLayout, on_disk: bool = False) -> None:
         self.layout, self.on_disk = layout, on_disk
         self.resumed = False  # whether it has what another process has left
+        self.punches = not on_disk  # on a disk the room was taken at the beginning
         self.segment = segment
         self._block = segment.bytes(0, layout.nbytes)
         self._mark = segment.bytes(layout.nbytes - _MARK_BYTES, _MARK_BYTES)

@@ -265,7 +265,7 @@ class Table(TableStreams):
             self.finish()
             rebuild.look_ahead(self, steps)
             if self.kept is not None:
-                self.kept.commit()
+                self.kept.note_counts()
 
     def held_for(self, sampler: Sampler) -> int:
         """Return how many items a sampler chooses among: those of the table, or sequences."""
@@ -374,7 +374,7 @@ class Table(TableStreams):
         self.lost = self.sampled = self.deleted = self.carried = 0
         if self.kept is not None:
             self.kept.confirm_all()
-            self.kept.commit()
+            self.kept.note_counts()
 
     @property
     def steps_had(self) -> int:

@@ -220,6 +220,8 @@ class TableAccess:
         if limits is None or limits.config == before:
             return
         table.carried = 0 if self.max_times_sampled else table.carried + limits.carried()
+        if table.kept is not None:
+            table.kept.note_counts()
 
     def own(self) -> Table:
         """Return the table for a change. Under the lock."""

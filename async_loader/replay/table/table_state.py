@@ -239,7 +239,7 @@ class TableState(TableAccess):
         self._link(table)
         if self.kept is not None:
             self.kept.confirm_all()
-            self.kept.commit()
+            self.kept.note_counts()
         self.waiters.ring()
 
     def check_view(self, table: Table, lookahead: int) -> None:
