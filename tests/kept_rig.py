@@ -60,7 +60,7 @@ class Points:
         files = {
             path.name: path.read_bytes()
             for path in self.folder.iterdir()
-            if path.name != "lock" and not path.name.endswith(".new")
+            if not path.name.endswith(".new")
         }
         seen = {name: zlib.crc32(content) for name, content in files.items()}
         if seen != self._last:

@@ -31,25 +31,43 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, remedy: str) -> None:
-        import fcntl  # Windows has none
-
         folder.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        fd = _opened(folder)
+        self._let_go = weakref.finalize(self, os.close, fd)
+        self._let_go.atexit = False
+        if not _locked(fd):
             self.close()
             raise ConfigError(
-                f"{folder} is in use by another process, which runs ({error.strerror}): end that "
-                f"one, or {remedy}"
-            ) from None
+                f"{folder} is in use by another process, or by this one: end that one, or {remedy}"
+            )
         _held.add(self)
 
     def close(self) -> None:
         """Let go of the folder. May be called again."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._let_go()
+
+
+def in_use(folder: Path) -> bool:
+    """Return whether a process has the folder."""
+    fd = _opened(folder)
+    try:
+        return not _locked(fd)
+    finally:
+        os.close(fd)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _locked(fd: int) -> bool:
+    import fcntl  # Windows has none
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _after_fork_in_child() -> None:

@@ -84,7 +84,7 @@ def test_a_save_is_loaded_into_a_kept_table_which_goes_on_with_it(tmp_path):
 
 def test_a_folder_has_one_table_at_a_time_also_beside_a_fork(tmp_path):
     table = filled(tmp_path)
-    with pytest.raises(ConfigError, match="in use by another table"):
+    with pytest.raises(ConfigError, match="in use by another process"):
         ReplayBuffer(40, SCHEMA, keep=tmp_path)
     pid = os.fork()
     if not pid:

@@ -1,9 +1,10 @@
 """Tables whose memory is a named file, which outlives the process.
 
+The folder is locked by the process that has the table.
+
 ::
 
     FOLDER/table        rows, and what `pages.py` lists behind them
-    FOLDER/lock         locked by the process that has the table
     FOLDER/patch.npz    an update that is under way
     FOLDER/unused.npz   rows of a feeder's queue that learners have, and whose room is needed
 

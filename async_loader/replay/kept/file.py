@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import math
 import os
 import struct
-import weakref
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from async_loader.replay.table.nonblocking_table import Position
 from async_loader.replay.table.storage import Storage, StorageLayout
 from async_loader.replay.table.table import Table
 from async_loader.schema import Schema
+from async_loader.shm.folder_lock import FolderLock
 from async_loader.shm.limits import available_bytes, human
 from async_loader.shm.segment import Segment, check_fits
 
@@ -67,20 +66,9 @@ class KeptFile:
         self._told = 0  # samplers that the table has
         self._free = list(range(p.PRODUCERS - 1, -1, -1))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = FolderLock(self.folder, "name another folder in keep=")
         except OSError as error:
             raise ConfigError(f"keep={folder!r}: no file can be made there: {error}") from error
-        self._unlock = weakref.finalize(self, _unlock, fd, os.getpid())
-        self._unlock.atexit = False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise ConfigError(
-                f"keep={folder!r} is in use by another table: end its process, or name another "
-                "folder"
-            ) from None
 
     def schema(self) -> Schema | None:
         """Return the schema of the table that is there."""
@@ -89,7 +77,7 @@ class KeptFile:
 
     def close(self) -> None:
         """Let another process have the folder. May be called again."""
-        self._unlock()
+        self._lock.close()
 
     # -- the file ----------------------------------------------------------------------------------
 
@@ -349,13 +337,6 @@ class KeptFile:
         with np.load(path) as file:
             columns = {int(name[1:]): file[name] for name in file.files if name != "ids"}
             return file["ids"], columns
-
-
-def _unlock(fd: int, pid: int) -> None:
-    """Give a lock up; in a fork, only its descriptor: the lock is the parent's."""
-    if os.getpid() == pid:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-    os.close(fd)
 
 
 def _text(value: object) -> str:

@@ -14,8 +14,6 @@ slot that may be half written. The last 64 KiB are header and commits.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import mmap
 import os
@@ -33,6 +31,7 @@ from async_loader.replay.base import row_format as r
 from async_loader.replay.checkpoint.manifest import name_of, schema_of
 from async_loader.replay.table.storage import StorageLayout
 from async_loader.schema import Schema
+from async_loader.shm.folder_lock import in_use
 
 FORMAT = 1
 TABLE = "table"
@@ -233,14 +232,5 @@ def contents(path: Path) -> Contents:
     steps = int(np.count_nonzero(there & (flags & (r.FINAL | r.DELETED) == 0)))
     return Contents(
         schema, steps, capacity, about["nbytes"], commit.inserted, pages.words[SAMPLED],
-        len(pages.streams()), len(pages.slots), _in_use(path.with_name("lock")),
+        len(pages.streams()), len(pages.slots), in_use(path.parent),
     )  # fmt: skip
-
-
-def _in_use(lock: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), open(lock) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
