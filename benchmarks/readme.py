@@ -46,7 +46,8 @@ _UNITS = {
     "kept_percent": "%", "first_ms": "ms", "socket_bytes": "bytes", "close_s": "s",
     "start_s": "s", "sum": "ms", "p50": "ms", "left": "things", "left_after_exit": "things",
     "over_gather": "times", "worst": "times", "spread": "of the mean", "lost": "prompts",
-    "doubled": "prompts", "stuck": "rounds",
+    "doubled": "prompts", "stuck": "rounds", "small_inserts": "%", "small_samples": "%",
+    "frames_inserts": "%", "frames_samples": "%",
 }  # fmt: skip
 
 
