@@ -20,7 +20,9 @@ GOES_ON_S = 2.0
     "count",
     [
         pytest.param(2, marks=pytest.mark.slow),
-        pytest.param(ROUNDS or 1000, marks=[pytest.mark.soak, pytest.mark.slow]),
+        pytest.param(
+            ROUNDS or 1000, marks=[pytest.mark.soak, pytest.mark.slow, pytest.mark.timeout(7200)]
+        ),
     ],
 )
 def test_what_was_acknowledged_outlives_kills_of_the_feeder(count, tmp_path):
