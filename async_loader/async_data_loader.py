@@ -354,7 +354,8 @@ class AsyncDataLoader(Generic[B]):
             The loader is closed.
         """
         known = isinstance(state, Mapping) and state.get("version") == _STATE_VERSION
-        if not known or not {"seed", "batches", "source"} <= state.keys():
+        known = known and {"seed", "source"} <= state.keys()
+        if not known or type(state.get("batches")) is not int:
             raise ConfigError(
                 f"the state is no state_dict of an AsyncDataLoader of version {_STATE_VERSION}: "
                 "give what state_dict() returned"
@@ -376,7 +377,7 @@ class AsyncDataLoader(Generic[B]):
         try:
             source.load_state_dict(of_source)
             first, self._seed, self._before = state["batches"], state["seed"], 0
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"the state does not fit this {type(source).__name__} ({error}): make the loader "
                 "as it was then"

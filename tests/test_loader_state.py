@@ -192,7 +192,7 @@ def test_what_has_no_place_to_go_on_from_counts_its_batches_and_loses_no_row():
 def test_a_state_of_something_else_is_refused_and_the_loader_goes_on():
     with table() as buffer, AsyncDataLoader(buffer, 7, seed=1) as loader:
         state = loader.state_dict()
-        for wrong in ({}, None, {**state, "version": 2}):
+        for wrong in ({}, None, {**state, "version": 2}, {**state, "batches": "1"}):
             with pytest.raises(ConfigError, match="no state_dict of an AsyncDataLoader"):
                 loader.load_state_dict(wrong)
         with pytest.raises(ConfigError, match="does not fit this ReplaySource"):
@@ -200,6 +200,10 @@ def test_a_state_of_something_else_is_refused_and_the_loader_goes_on():
         next(loader)
     with pytest.raises(Closed):
         loader.load_state_dict(state)
+    with AsyncDataLoader(lambda n: {"x": np.zeros(n)}, 7) as other:
+        with pytest.raises(ConfigError, match="make the loader as it was"):
+            other.load_state_dict(state)
+        next(other)
     made = AsyncDataLoader(Plain(), 7)
     with made, pytest.raises(ConfigError, match="a Plain has none"):
         made.load_state_dict(state)

@@ -334,6 +334,11 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
     @limiter.setter
     def limiter(self, limiter: RateLimiter | None) -> None:
         check_limiter(limiter, self._table_state.max_times_sampled)
+        if limiter is not None and self.device is not None:
+            raise Unsupported(
+                f"limiter={limiter!r} with device={str(self.device)!r}: a table on a device waits "
+                "for nothing: leave the limiter out"
+            )
         self._table_state.limiter = limiter
 
     def __len__(self) -> int:

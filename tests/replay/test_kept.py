@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 from async_loader import Field, ReplayBuffer
-from async_loader.errors import AsyncLoaderError, ConfigError, CorruptCheckpoint, Unsupported
+from async_loader.errors import (
+    AsyncLoaderError,
+    ConfigError,
+    CorruptCheckpoint,
+    OutOfMemory,
+    Unsupported,
+)
 from async_loader.replay.buffer import shared_table
 from async_loader.replay.kept.pages import TABLE, read
 from async_loader.replay.samplers import Prioritized, Uniform
@@ -187,3 +193,27 @@ def told(folder: Path) -> dict:
     assert b"29 steps" in subprocess.run(command, check=True, capture_output=True).stdout
     done = subprocess.run([*command, "--json"], check=True, capture_output=True)
     return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK and more", {"ids": 1}, {"f9": 1}, {"f0": 0.5}])
+def test_a_damaged_note_of_an_update_is_an_error(tmp_path, content):
+    filled(tmp_path).close()
+    path = tmp_path / "patch.npz"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.savez(path, **({"ids": np.arange(2)} | {"z" * (k == "ids") + k: np.full(3, v)
+                                                   for k, v in content.items()}))  # fmt: skip
+    with pytest.raises(CorruptCheckpoint, match="holds no update"):
+        ReplayBuffer(40, keep=tmp_path)
+
+
+def test_an_update_that_finds_no_room_is_not_made(tmp_path):
+    with filled(tmp_path) as table:
+        (tmp_path / "patch.new").mkdir()
+        with pytest.raises(OutOfMemory, match="make room there"):
+            table.update([3], x=np.array([99]))
+        (tmp_path / "patch.new").rmdir()
+        assert table.get([3])["x"].tolist() == [3]
+        table.update([3], x=np.array([99]))
+        assert table.get([3])["x"].tolist() == [99]

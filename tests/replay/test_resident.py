@@ -30,6 +30,7 @@ from async_loader.errors import (
     Timeout,
     Unsupported,
 )
+from async_loader.replay.buffer import shared_table
 
 SCHEMA = {
     "obs": {
@@ -346,3 +347,80 @@ def test_views_that_compute_with_arrays_are_refused():
     )  # fmt: skip
     with pytest.raises(Unsupported, match="view="):
         table.sample(2, view=view)
+
+
+def test_ids_of_last_observations_are_not_updated():
+    table = ReplayBuffer(9, {"obs": Field((2,), "float32", next="after"), "terminated": "bool"},
+                         device="cpu")  # fmt: skip
+    table.add(obs=np.zeros(2), terminated=True, final_obs=np.full(2, 7.0))
+    assert table.update(np.array([1]), obs=np.ones((1, 2))).stale == 1
+    assert table.get([0])["after"].tolist() == [[7.0, 7.0]]
+
+
+def test_a_field_of_no_elements_is_saved(tmp_path):
+    table = ReplayBuffer(9, {"none": Field((0,), "float32"), "x": Field((2,), "int64")},
+                         device="cpu")  # fmt: skip
+    table.add(none=np.zeros(0), x=np.array([1, 2]))
+    table.save(tmp_path)
+    again = ReplayBuffer.from_checkpoint(tmp_path, device="cpu")
+    assert again.get([0])["x"].tolist() == [[1, 2]]
+
+
+def test_a_limiter_is_refused_later_too():
+    table = ReplayBuffer(9, {"x": Field((2,), "int64")}, device="cpu")
+    with pytest.raises(Unsupported, match="waits for nothing"):
+        table.limiter = MinSize(1)
+    table.limiter = None
+
+
+def test_last_observations_without_rows_are_an_error():
+    table = ReplayBuffer(9, {"obs": Field((2,), "float32", next="after"), "terminated": "bool"},
+                         device="cpu")  # fmt: skip
+    with pytest.raises(SchemaError, match="has no rows"):
+        table.extend(obs=np.zeros((2, 2)), terminated=np.ones(2, bool), stream=0, final_obs=5.0)
+
+
+@pytest.mark.parametrize("call", ["add", "extend", "end_episode"])
+def test_an_interrupt_between_rows_and_their_arrays_leaves_none_wrong(call, monkeypatch):
+    table = ReplayBuffer(9, {"obs": Field((2,), "float32", next="after"), "terminated": "bool"},
+                         device="cpu")  # fmt: skip
+    rows = shared_table(table).rows
+    for i in range(20):
+        table.add(obs=np.full(2, i), terminated=False, stream=0)
+    step, last = {"obs": np.full(2, 20.0), "terminated": True}, np.full(2, 7.0)
+    calls = {
+        "add": lambda: table.add(step, stream=0, final_obs=last),
+        "extend": lambda: table.extend(
+            {name: np.array([value]) for name, value in step.items()},
+            stream=0, final_obs=last[None],
+        ),
+        "end_episode": lambda: table.end_episode(stream=0, final_obs=last),
+    }  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(rows, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            calls[call]()
+    found = table.get(np.arange(22))
+    assert found["obs"][:, 0].tolist() == found["index"].tolist()
+    assert found["after"][:-1, 0].tolist() == found["index"][1:].tolist()
+    assert found["after"][-1, 0] == 7
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_batch_is_awaited_again_if_another_thread_has_cleared_the_table(monkeypatch):
+    table = ReplayBuffer(9, {"x": Field((2,), "int64")}, device="cpu")
+    table.extend(x=np.zeros((4, 2), np.int64))
+    monkeypatch.setattr(shared_table(table), "_wait", lambda *_: None if len(table) else fill())
+    table.clear()
+    calls = []
+
+    def fill():
+        calls.append(1)
+        if len(calls) == 2:
+            table.extend(x=np.ones((4, 2), np.int64))
+
+    assert table.sample(2, timeout_s=5)["x"].tolist() == [[1, 1], [1, 1]]
+    assert len(calls) == 2

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 from zlib import crc32
 
 import numpy as np
@@ -316,10 +317,18 @@ class KeptFile:
         """Note an update for as long as it is under way: a kill in the middle is made good."""
         path = self.folder / "patch.npz"
         new = path.with_name("patch.new")
-        with open(new, "wb") as file:
-            named: dict[str, Any] = {f"f{i}": column for i, column in columns.items()}
-            np.savez(file, ids=ids, **named)
-        os.rename(new, path)
+        named: dict[str, Any] = {f"f{i}": column for i, column in columns.items()}
+        try:
+            with open(new, "wb") as file:
+                np.savez(file, ids=ids, **named)
+            os.rename(new, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise OutOfMemory(
+                f"an update of {len(ids):,} rows could not be noted in {str(self.folder)!r}, and "
+                f"is not made: {error}: make room there, or update fewer rows in a call"
+            ) from error
         try:
             yield
         finally:
@@ -334,9 +343,21 @@ class KeptFile:
         path = self.folder / "patch.npz"
         if not path.exists():
             return None
-        with np.load(path) as file:
-            columns = {int(name[1:]): file[name] for name in file.files if name != "ids"}
-            return file["ids"], columns
+        storage = self._table.storage
+        try:
+            with open(path, "rb") as file, np.load(file) as found:
+                ids = found["ids"]
+                columns = {int(name[1:]): found[name] for name in found.files if name != "ids"}
+            for i, column in columns.items():
+                cell = storage.cell(i)
+                if column.dtype != cell.dtype or column.shape != (*ids.shape, *cell.shape[1:]):
+                    raise ValueError(f"field {i} is {column.dtype} {list(column.shape)}")
+        except (ValueError, KeyError, IndexError, EOFError, BadZipFile) as error:
+            raise CorruptCheckpoint(
+                f"{path}: holds no update: {error}: remove the folder, and load the newest save if "
+                "there is one"
+            ) from error
+        return ids, columns
 
 
 def _text(value: object) -> str:

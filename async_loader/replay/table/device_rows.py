@@ -210,7 +210,7 @@ class ResidentRows:
                 inner[:, place : place + width] = packed[:, at : at + width]
                 continue
             raw = large[self._large.index(i)] if i in self._large else packed[:, at : at + width]
-            value = np.ascontiguousarray(raw).view(field.dtype).reshape(-1, *field.shape)
+            value = np.ascontiguousarray(raw).view(field.dtype).reshape(len(rows), *field.shape)
             arrays[i] = tensors.as_tensor(value)
             slots = (ids % self._rows.count + 1).astype(np.int32)
             inner[:, place : place + 4] = slots[:, np.newaxis].view(np.uint8)

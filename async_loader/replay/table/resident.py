@@ -14,19 +14,20 @@ was overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from async_loader import tensors, tree
-from async_loader.errors import SchemaError, Unsupported
+from async_loader.errors import NotEnoughData, SchemaError, Unsupported
+from async_loader.lifecycle import Deadline
 from async_loader.replay.arguments import length_of, named, one_axis, schema_of_columns
 from async_loader.replay.array_types import Array, Ids
-from async_loader.replay.base.row_format import CURSOR, ENDS, ID
+from async_loader.replay.base.row_format import CURSOR, ENDS
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
@@ -34,6 +35,7 @@ from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.device_rows import DeviceRows, ResidentRows, device_of
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.sample import assembled
+from async_loader.replay.table.step_packer import rows_of
 from async_loader.replay.table.storage import RowParts, StorageLayout
 from async_loader.replay.views import Sequences, View
 from async_loader.schema import Field, Schema
@@ -61,10 +63,23 @@ class ResidentTable(SharedTable):
         super().__init__(*args)
         self.device = device
         self._one = threading.RLock()  # see NOTE [in order]
+        self._due: list[tuple[Ids, Mapping[int, Any]]] = []
 
-    def held(self) -> AbstractContextManager[object]:
-        """Keep every other thread from the table for as long as a save or a load takes."""
-        return self._one
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep every other thread from the table, also for as long as a save or a load takes."""
+        with self._one:
+            if self._due:  # Ctrl-C came between rows and their arrays
+                self._write_due()
+            yield
+
+    def _write_due(self) -> None:
+        """Write the arrays that are due, of the rows that were inserted."""
+        stop = self._next()
+        for ids, values in self._due:
+            n = int(np.searchsorted(ids, stop))
+            self.rows.put(ids[:n], {i: one[:n] for i, one in values.items()}, stop)
+        self._due = []
 
     def allocate(self, schema: Schema) -> None:
         """See `TableState.allocate`. Raises OutOfMemory also for the device."""
@@ -107,7 +122,7 @@ class ResidentTable(SharedTable):
         final: object,
     ) -> int:
         """See `Inserter.add`."""
-        with self._one:
+        with self.held():
             if not self.ready:
                 self.start(Schema.of_step(step))
             leaves, first = self.rows.schema.leaves(step), self._next()
@@ -116,9 +131,9 @@ class ResidentTable(SharedTable):
             if final is not None:
                 final, lasts = self._final(final, first + 1)
             inner = self._nested(leaves, self._slots(first))
+            self._due = [(np.array([first]), values), (np.array([first + 1]), lasts)]
             id_ = super().add(inner, stream, said, priority, timeout_s, final)
-            self.rows.put(np.array([first]), values)
-            self.rows.put(np.array([first + 1]), lasts)
+            self._write_due()
             return id_
 
     def extend(
@@ -132,7 +147,7 @@ class ResidentTable(SharedTable):
         whole: bool = False,
     ) -> Ids:
         """See `Inserter.extend`. Tensors of the device go there without a copy here."""
-        with self._one:
+        with self.held():
             if not self.ready:
                 self.start(schema_of_columns(batch))
             leaves, first = self.rows.schema.leaves(batch), self._next()
@@ -152,10 +167,9 @@ class ResidentTable(SharedTable):
                 after = ids[has] + 1
                 final_obs = self._final_slots(final_obs, ids + 1)
             inner = self._nested(columns, self._slots(ids))
+            self._due = [(ids, values), (after, lasts)]
             made = super().extend(inner, stream, priority, timeout_s, final_obs, said, whole)
-            stop = int(max((*ids[-1:], *after[-1:]), default=-1)) + 1
-            self.rows.put(ids, values, stop)
-            self.rows.put(after, lasts, stop)
+            self._write_due()
             return made
 
     def end_episodes(
@@ -166,14 +180,15 @@ class ResidentTable(SharedTable):
         timeout_s: float | None = None,
     ) -> None:
         """See `Inserter.end_episodes`."""
-        with self._one:
+        with self.held():
             if final_obs is None or not self.ready:
                 super().end_episodes(streams, final_obs, flags, timeout_s)
                 return
             first = self._next()
             final, lasts = self._final(final_obs, first)
+            self._due = [(np.array([first]), lasts)]
             super().end_episodes(streams, final, flags, timeout_s)
-            self.rows.put(np.array([first]), lasts)
+            self._write_due()
 
     def _next(self) -> int:
         """Return the id of the next row."""
@@ -230,7 +245,13 @@ class ResidentTable(SharedTable):
         """Return the leaves of final observations, arrays of those that are there, and which."""
         packer, has, fields = self.step_packer, ends.copy(), self.rows.schema.fields
         leaves = packer.final_leaves(final)
-        for one in leaves:
+        for i, one in zip(packer.followed, leaves, strict=True):
+            rows = rows_of(one, f"final_obs ({fields[i].name!r})")
+            if rows != len(ends):
+                raise SchemaError(
+                    f"final_obs has {rows} rows for {len(ends)} steps: one for each, whatever it "
+                    "is where none ends"
+                )
             array = None if tensors.is_tensor(one) else tensors.as_array(one)
             if not tensors.is_tensor(one) and (array is None or array.dtype.kind == "O"):
                 has &= np.array([value is not None for value in one], np.bool_)
@@ -238,11 +259,6 @@ class ResidentTable(SharedTable):
         for i, one in zip(packer.followed, leaves, strict=True):
             if i not in self.rows.fields:
                 continue
-            if len(one) != len(ends):
-                raise SchemaError(
-                    f"final_obs has {len(one)} rows for {len(ends)} steps: one for each, whatever "
-                    "it is where none ends"
-                )
             if self._is_there(one):
                 whole = self._checked(fields[i], one, (len(ends), *fields[i].shape))
                 lasts[i] = whole[tensors.as_tensor(np.flatnonzero(has)).to(self.device)]
@@ -282,11 +298,19 @@ class ResidentTable(SharedTable):
         self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float | None
     ) -> Sequence[Any]:
         """See `TableSampler.arrays`: tensors of the device, but for ids."""
-        if timeout_s is not None:
-            self._wait(sampler, batch_size, view, timeout_s)
-        with self._one:
-            drawn = super().arrays(sampler, batch_size, view, None)
-            return self._shown(self.read_plan(view, self.drawing_sampler(sampler, view)), drawn)
+        deadline, left = Deadline(timeout_s), timeout_s
+        while True:
+            if left is not None:
+                self._wait(sampler, batch_size, view, left)
+            with self.held():
+                try:
+                    drawn = super().arrays(sampler, batch_size, view, None)
+                except NotEnoughData:  # another thread has cleared it since
+                    if left is None:
+                        raise
+                    left = deadline.left()
+                    continue
+                return self._shown(self.read_plan(view, self.drawing_sampler(sampler, view)), drawn)
 
     def _wait(self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float) -> None:
         """Wait until a batch can be drawn, while others add."""
@@ -307,7 +331,7 @@ class ResidentTable(SharedTable):
 
     def these(self, ids: Ids, read_plan: ReadPlan) -> dict[str, Any]:
         """See `TableSampler.these`."""
-        with self._one:
+        with self.held():
             found = super().these(ids, read_plan)
             arrays = list(tree.leaves(found, read_plan.schema.structure))
             return assembled(read_plan, self._shown(read_plan, arrays))
@@ -329,7 +353,7 @@ class ResidentTable(SharedTable):
         if not self.ready:
             return Applied(0, len(ids))
         positions = {self.rows.schema.fields[i].name: i for i in self.rows.fields}
-        with self._one:
+        with self.held():
             plain, values = {}, {}
             for name, value in named(fields):
                 plain[name] = value
@@ -342,8 +366,9 @@ class ResidentTable(SharedTable):
                         )
             applied = super().update(ids, **plain)
             with self.lock:
-                heads = self.own().storage.heads()[:, ID // 8]
-                there = np.flatnonzero((ids >= 0) & (heads[ids % self.rows.count] == ids + 1))
+                table, rows = self.own(), np.empty(len(ids), np.int64)
+                table._k.find(table.g, ids, rows, True)
+            there = np.flatnonzero(rows >= 0)
             _, last = np.unique(ids[there][::-1], return_index=True)
             there = there[::-1][last]  # of an id that is named twice, the last value
             self.rows.put(ids[there], {i: one[there] for i, one in values.items()})
