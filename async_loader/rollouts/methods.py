@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from async_loader import tensors
-from async_loader.errors import SchemaError
+from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers import Sampler
 from async_loader.rollouts.producers import ProducerMethods
@@ -104,6 +104,8 @@ class RolloutMethods(ProducerMethods):
         ConfigError, SchemaError
         """
         schema = self.group_schema
+        if keep is not None and not callable(keep):
+            raise ConfigError(f"keep={keep!r}: give a function of a group, or leave it out")
         learner = checked_learner(
             needs=None if needs is None else list(schema.named("needs", needs)),
             fields=None if fields is None else list(schema.named("fields", fields)),
@@ -180,6 +182,9 @@ class RolloutMethods(ProducerMethods):
             "index": np.ascontiguousarray(tensors.to_ids(index).reshape(-1)),
             "priority": np.ascontiguousarray(tensors.to_array(priority), np.float64).reshape(-1),
         }
+        rows, given = map(len, arrays.values())
+        if rows != given:
+            raise SchemaError(f"{given} priorities for {rows} ids: give one for each")
         return self._apply("prioritize", arrays)
 
     def delete(self, index: Any) -> Applied:

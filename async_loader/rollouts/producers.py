@@ -81,6 +81,8 @@ class ProducerMethods:
         Timeout
             Says who holds the slots.
         """
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
+            raise ConfigError(f"prompts is {prompts!r}: give a sequence, as [{prompts!r}]")
         port, about = self._port, self._about()
         supply = Prompts(prompts, epochs, int(about["cursors"].get(name, 0)))
         task = {"name": name} if size is None else {"name": name, "size": whole("size", size, 1)}
@@ -229,6 +231,8 @@ class ProducerMethods:
         """
         port, wanted = self._port, (needs, give)
         needs, give = ([one] if isinstance(one, str) else list(one) for one in wanted)
+        if both := set(needs) & set(give):
+            raise ConfigError(f"{min(both)!r} is in needs and in give: name it once")
         task = {
             "needs": needs, "give": give, "name": name, "most": whole("ahead", ahead, 1),
             "loop": ticket(),

@@ -83,6 +83,8 @@ def restore(calls: Requests, state: Mapping[str, Any]) -> None:
 
     Raises SchemaError for the state of a table with other fields.
     """
+    if not {"meta", "arrays"} <= state.keys():
+        raise ConfigError("the state is no state_dict of Rollouts: give what state_dict() returned")
     meta, arrays = state["meta"], state["arrays"]
     if meta["schema"] != calls.settings.schema.plain():
         raise SchemaError(

@@ -85,7 +85,7 @@ class Steps:
             return self._batch(part)
         if self.step.parts:
             ranks = ", ".join(map(str, sorted(self.step.parts)))
-            self.why = f"step {self.number} is not over: rank {ranks} has not used its part yet"
+            self.why = f"the end of step {self.number}: rank {ranks} has not used its part yet"
             return None
         ready = self._eligible(learner)
         if learner.judges and (unjudged := [one for one in ready if not one.judged][:_JUDGED]):

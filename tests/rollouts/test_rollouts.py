@@ -656,3 +656,22 @@ def test_closing_ends_all_waits():
     for thread in threads:
         thread.join(10)
     assert failed == ["Closed", "Closed"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda table: next(table.groups(5)), r"prompts is 5: give a sequence, as \[5\]"),
+        (lambda table: next(table.groups("2 + 2")), "prompts is '2 [+] 2': give a sequence"),
+        (lambda table: table.source(keep=3), "keep=3: give a function"),
+        (lambda table: next(table.members(["reward"], ["reward"])), "'reward' is in needs and in"),
+        (lambda table: table.load_state_dict({}), "no state_dict of Rollouts"),
+        (lambda table: table.update_priorities([1, 2], [1.0]), "1 priorities for 2 ids"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_at_once(call, text):
+    with (
+        Rollouts(SCHEMA, batch=2, max_lag=1, size=2) as table,
+        pytest.raises((ConfigError, SchemaError), match=text),
+    ):
+        call(table)
