@@ -33,7 +33,7 @@ class FolderLock:
     def __init__(self, folder: Path, remedy: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         fd = _opened(folder)
-        self._let_go = weakref.finalize(self, os.close, fd)
+        self._let_go = weakref.finalize(self, _let_go, fd, os.getpid())
         self._let_go.atexit = False
         if not _locked(fd):
             self.close()
@@ -58,6 +58,15 @@ def in_use(folder: Path) -> bool:
 
 def _opened(folder: Path) -> int:
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _let_go(fd: int, pid: int) -> None:
+    """Unlock, also if a forked child has not closed its copy yet; in a fork only close that."""
+    if os.getpid() == pid:
+        import fcntl
+
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
 
 
 def _locked(fd: int) -> bool:
