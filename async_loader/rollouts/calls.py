@@ -44,7 +44,7 @@ def reserve(
     if found is None:
         back = f"prompts of {name!r} that are given back, as all are drawn"
         slots = f"one of {table.settings.slots} slots"
-        request.why = f"{back if table.free > 0 else slots}: {table.holding()}"
+        request.why = f"{back if table.room > 0 else slots}: {table.holding()}"
     return found
 
 
@@ -71,7 +71,7 @@ def extend(
     sizes, lengths = arrays.pop("sizes"), arrays.pop("lengths")
     columns = {one: (None, values) for one, values in arrays.items()}
     found = calls.table.extend(of, calls.clock(), name, prompts, sizes, columns, lengths)
-    slots = f"{calls.settings.slots} slots, {calls.table.free} are free"
+    slots = f"{calls.settings.slots} slots, {calls.table.room} are free"
     request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
     return None if found is None else {"groups": found}
 

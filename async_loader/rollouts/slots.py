@@ -78,6 +78,16 @@ class SlotTable(PromptLedger):
         return self.settings.slots - len(self.holders)
 
     @property
+    def room(self) -> int:
+        """Groups that may begin now. Replayed ones of an open step keep the room that new ones of
+        it would have: what began beside them might be due with too many others.
+        """
+        replayed = sum(
+            one.state is State.DELIVERED and one.times > 0 for one in self.groups.values()
+        )
+        return self.free - replayed
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all values."""
         columns = (column for one in self.groups.values() for column in one.columns.values())
@@ -191,7 +201,7 @@ class SlotTable(PromptLedger):
     @property
     def alone(self) -> bool:
         """Whether the prompts that wait were given back, and no generator is there to take them."""
-        return self._all_drawn and bool(self.waiting) and self.free > 0
+        return self._all_drawn and bool(self.waiting) and self.room > 0
 
     # -- versions ----------------------------------------------------------------------------------
 

@@ -675,3 +675,21 @@ def test_what_cannot_be_meant_is_refused_at_once(call, text):
         pytest.raises((ConfigError, SchemaError), match=text),
     ):
         call(table)
+
+
+def test_replayed_groups_let_no_new_one_grow_too_old():
+    table = Rollouts({"reward": "float32"}, batch=2, max_lag=0, size=1, replay=32, deadline_s=30)
+
+    def generate():
+        for group in table.groups(range(6)):
+            group.append(reward=1.0)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    source = table.source(sampler=Uniform(), max_times_sampled=3)
+    with AsyncDataLoader(source, timeout_s=20) as loader:
+        for step, _ in enumerate(loader, 1):
+            table.publish(step)
+    thread.join(20)
+    stats = table.stats()
+    assert (stats.trained, stats.given_back, stats.ended) == (6, {}, {})
