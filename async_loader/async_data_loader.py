@@ -193,8 +193,8 @@ class AsyncDataLoader(Generic[B]):
         one_of("in_order", in_order, (True, False))
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
-        backend = _backend(device)
-        _buffers(into, backend, batch_format)
+        self._where, self._before = (device, into, batch_format), 0
+        output = self._output()
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
@@ -215,18 +215,21 @@ class AsyncDataLoader(Generic[B]):
             "context": context_of(multiprocessing_context),
             "finish": finish,
         }
-        self._where, self._before = (device, into, batch_format), 0
-        self._start(0)
+        self._start(0, *output)
 
-    def _start(self, first: int) -> None:
-        """Build the engine, whose first batch has this number, and start it."""
+    def _output(self) -> tuple[Any, OutputBuffers | None]:
+        """Make what brings batches to where they are wanted, and the caller's tensors for them."""
         device, into, batch_format = self._where
         backend = _backend(device)
+        return backend, _buffers(into, backend, batch_format)
+
+    def _start(self, first: int, backend: Any, buffers: OutputBuffers | None) -> None:
+        """Build the engine, whose first batch has this number, and start it."""
         self._engine = engine = SourceEngine(
             self._source,
             backend,
             seed=self._seed,
-            buffers=_buffers(into, backend, batch_format),
+            buffers=buffers,
             first=first,
             **self._settings,
         )
@@ -383,7 +386,7 @@ class AsyncDataLoader(Generic[B]):
                 "as it was then"
             ) from error
         finally:
-            self._start(first)
+            self._start(first, *self._output())
 
     def stats(self) -> LoaderStats:
         """Return the counters of each stage, and the stage that is the bottleneck."""

@@ -71,9 +71,11 @@ def extend(
     sizes, lengths = arrays.pop("sizes"), arrays.pop("lengths")
     columns = {one: (None, values) for one, values in arrays.items()}
     found = calls.table.extend(of, calls.clock(), name, prompts, sizes, columns, lengths)
-    slots = f"{calls.settings.slots} slots, {calls.table.room} are free"
-    request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
-    return None if found is None else {"groups": found}
+    if found is None:
+        slots = f"{calls.settings.slots} slots, {calls.table.room} are free"
+        request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
+        return None
+    return {"groups": found}
 
 
 def finish(calls: Requests, request: Request, name: str) -> Found:

@@ -74,21 +74,22 @@ class GroupTable(SlotTable):
         ]
         if mine:
             return {**mine[0], "more": mine[1:]}
-        if number == NEXT and self.room <= 0:  # a call that gives up leaves no prompt behind
+        room = self.room
+        if number == NEXT and room <= 0:  # a call that gives up leaves no prompt behind
             return None
         if number is not None:
             self.note_prompt(name, of, number, value)
         sequence = number is None and not over
-        prompt = self.next_prompt(name, sequence) if self.room > 0 else None
+        prompt = self.next_prompt(name, sequence) if room > 0 else None
         if prompt is not None:
             granted, more = self._reserved(self._begin(prompt, of, now, size)), []
-            for _ in range(min(ahead, self.room // 2)):
+            for _ in range(min(ahead, (room - 1) // 2)):
                 if (prompt := self.next_prompt(name, sequence)) is not None:
                     more.append(self._reserved(self._begin(prompt, of, now, size)))
             return granted | {"more": more}
         if self._finished(name):
             return {"end": True}
-        return {"next": True} if self.room > 0 and number is not None else None
+        return {"next": True} if room > 0 and number is not None else None
 
     def _begin(
         self, prompt: Prompt, of: tuple[Hashable, int], now: float, size: int | None = None

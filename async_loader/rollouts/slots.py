@@ -82,6 +82,8 @@ class SlotTable(PromptLedger):
         """Groups that may begin now. Replayed ones of an open step keep the room that new ones of
         it would have: what began beside them might be due with too many others.
         """
+        if not self.settings.replay:
+            return self.free
         replayed = sum(
             one.state is State.DELIVERED and one.times > 0 for one in self.groups.values()
         )

@@ -102,11 +102,12 @@ class KeptFile:
         if not self.found:
             self._create(path, about, on_disk)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if size := os.fstat(fd).st_size:
-            segment = Segment.attach(fd, size)
-        else:
+        try:
+            size = p.size_of(path, fd)
+        except CorruptCheckpoint:
             os.close(fd)
-            raise CorruptCheckpoint(f"{path}: is empty: remove it")
+            raise
+        segment = Segment.attach(fd, size)
         self.pages = pages = p.Pages(path, segment.view())
         for name, value in about.items():
             if pages.about[name] != value:
@@ -249,7 +250,7 @@ class KeptFile:
             + producer
         )
         at = p.COPY_AT * (number & 1)
-        pages.commits[at : at + p.COMMIT_BYTES] = body + p.CRC.pack(crc32(body))
+        pages.commits[at : at + p.COMMIT_BYTES] = p.sealed(body)
         p.NUMBER.pack_into(pages.commits, p.DONE_AT, number)
         if slot >= 0:
             self._write_slot(slot, producer)
@@ -267,7 +268,7 @@ class KeptFile:
 
     def _write_slot(self, slot: int, producer: bytes) -> None:
         at = slot * p.SLOT_BYTES
-        self.pages.producers[at : at + p.SEALED_BYTES] = producer + p.CRC.pack(crc32(producer))
+        self.pages.producers[at : at + p.SEALED_BYTES] = p.sealed(producer)
 
     def _slot_of(self, key: bytes) -> int:
         slot = self._slots[key] = self._free.pop()

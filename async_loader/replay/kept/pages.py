@@ -198,11 +198,17 @@ def places_behind(nbytes: int, rows: int) -> dict[str, int]:
     return found | {"end": end}
 
 
+def size_of(path: Path, fd: int) -> int:
+    """Return the bytes of a file. Raises CorruptCheckpoint for none."""
+    if not (size := os.fstat(fd).st_size):
+        raise CorruptCheckpoint(f"{path}: is empty: remove it")
+    return size
+
+
 def read(path: Path) -> Pages:
     """Read the pages of a file without changing it. Raises CorruptCheckpoint, ConfigError."""
     with open(path, "rb") as file:
-        if not (size := os.fstat(file.fileno()).st_size):
-            raise CorruptCheckpoint(f"{path}: is empty: remove it")
+        size = size_of(path, file.fileno())
         return Pages(path, memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)))
 
 

@@ -318,10 +318,12 @@ class TableItems:
         self.deleted += died
         self.unfinished = False
 
-    def find(self, ids: Ids) -> Ids:
-        """Return the rows of ids, -1 for those that are gone."""
+    def find(self, ids: Ids, steps: bool = False) -> Ids:
+        """Return the rows of ids, -1 for those that are gone; ``steps``: also of those that are
+        items no more.
+        """
         rows = np.empty(len(ids), np.int64)
-        self._k.find(self.g, ids, rows, False)
+        self._k.find(self.g, ids, rows, steps)
         return rows
 
     def remove(self, rows: Ids) -> None:

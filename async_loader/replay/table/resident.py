@@ -35,7 +35,7 @@ from async_loader.replay.table.by_id import SharedTable
 from async_loader.replay.table.device_rows import DeviceRows, ResidentRows, device_of
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.sample import assembled
-from async_loader.replay.table.step_packer import rows_of
+from async_loader.replay.table.step_packer import with_final
 from async_loader.replay.table.storage import RowParts, StorageLayout
 from async_loader.replay.views import Sequences, View
 from async_loader.schema import Field, Schema
@@ -246,15 +246,7 @@ class ResidentTable(SharedTable):
         packer, has, fields = self.step_packer, ends.copy(), self.rows.schema.fields
         leaves = packer.final_leaves(final)
         for i, one in zip(packer.followed, leaves, strict=True):
-            rows = rows_of(one, f"final_obs ({fields[i].name!r})")
-            if rows != len(ends):
-                raise SchemaError(
-                    f"final_obs has {rows} rows for {len(ends)} steps: one for each, whatever it "
-                    "is where none ends"
-                )
-            array = None if tensors.is_tensor(one) else tensors.as_array(one)
-            if not tensors.is_tensor(one) and (array is None or array.dtype.kind == "O"):
-                has &= np.array([value is not None for value in one], np.bool_)
+            has &= with_final(one, ends, fields[i].name)
         lasts: dict[int, Any] = {}
         for i, one in zip(packer.followed, leaves, strict=True):
             if i not in self.rows.fields:
@@ -366,9 +358,7 @@ class ResidentTable(SharedTable):
                         )
             applied = super().update(ids, **plain)
             with self.lock:
-                table, rows = self.own(), np.empty(len(ids), np.int64)
-                table._k.find(table.g, ids, rows, True)
-            there = np.flatnonzero(rows >= 0)
+                there = np.flatnonzero(self.own().find(ids, steps=True) >= 0)
             _, last = np.unique(ids[there][::-1], return_index=True)
             there = there[::-1][last]  # of an id that is named twice, the last value
             self.rows.put(ids[there], {i: one[there] for i, one in values.items()})

@@ -290,16 +290,10 @@ class StepPacker:
         made = []
         for i, value in zip(self.followed, self.final_leaves(final), strict=True):
             field = self.schema.fields[i]
-            rows = rows_of(value, f"final_obs ({field.name!r})")
-            if rows != count:
-                raise SchemaError(
-                    f"final_obs has {rows} rows for {count} steps: one for each, whatever it is "
-                    "where none ends"
-                )
+            ends = with_final(value, ends, field.name)
             whole = np.zeros((count, *field.shape), field.dtype)
             array = tensors.as_array(value)
             if array is None or array.dtype.kind == "O":
-                ends = ends & np.array([one is not None for one in value], np.bool_)
                 for row in np.flatnonzero(ends).tolist():
                     whole[row] = self.fits[i].value(tensors.to_array(value[row]))
             else:
@@ -364,6 +358,22 @@ def _says(column: Array) -> Bools:
     """Return whether each step of an end field says that its episode ends."""
     says: Bools = column.reshape(len(column)) != 0
     return says
+
+
+def with_final(value: Any, ends: Bools, name: str) -> Bools:
+    """Return which of the steps that end have a final observation: all, or in a list or an array
+    of objects those that are not ``None``. Raises SchemaError unless there is a row for each step.
+    """
+    rows = rows_of(value, f"final_obs ({name!r})")
+    if rows != len(ends):
+        raise SchemaError(
+            f"final_obs has {rows} rows for {len(ends)} steps: one for each, whatever it is where "
+            "none ends"
+        )
+    if tensors.is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype.kind != "O"):
+        return ends
+    there: Bools = ends & np.array([one is not None for one in value], np.bool_)
+    return there
 
 
 def rows_of(value: Any, what: str) -> int:

@@ -240,8 +240,7 @@ class Table(TableStreams):
         A step that is an item no more, because it was deleted or drawn often enough, is still part
         of its neighbours' returns.
         """
-        rows = np.empty(len(ids), np.int64)
-        self._k.find(self.g, ids, rows, True)
+        rows = self.find(ids, steps=True)
         there = np.flatnonzero(rows >= 0)
         rows, columns = rows[there], {i: column[there] for i, column in columns.items()}
         patched = np.unique(rows)
