@@ -17,9 +17,18 @@ for a slow member must stay. Nor does it need their guard: all reading is in the
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from async_loader.public_names import set_public_names
 
 __all__ = ["Ragged", "RolloutStats", "Rollouts", "jagged", "micro_batches", "padded"]
+
+if TYPE_CHECKING:
+    from async_loader.rollouts.batches import jagged, micro_batches, padded
+    from async_loader.rollouts.rollouts import Rollouts
+    from async_loader.rollouts.schema import Ragged
+    from async_loader.rollouts.stats import RolloutStats
+
 set_public_names(
     globals(),
     {
