@@ -171,7 +171,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
                     max_times_sampled=most,
                     disk=disk,
                     keep=home,
-                    max_bytes=size[1],
+                    max_bytes=max_bytes,
+                    capacity=None if size[1] is None else capacity,
                 )
             )
             self._view = self._table_state.view

@@ -290,10 +290,13 @@ def test_what_it_does_not_do_is_refused():
     ):
         with pytest.raises(Unsupported, match=said):
             ReplayBuffer(8, device="cpu", **arguments)
+    with pytest.raises(Unsupported, match="give a number of steps"):
+        ReplayBuffer("1MiB", device="cpu")
     with pytest.raises(Unsupported, match="leave the codec out"):
         ReplayBuffer(8, {"x": Field((4,), "uint8", codec="lz4")}, device="cpu")
-    with pytest.raises(ConfigError, match="device="):
-        ReplayBuffer(8, device="tpu7")
+    for device in ("tpu7", "meta"):
+        with pytest.raises(ConfigError, match="device="):
+            ReplayBuffer(8, device=device)
     table = ReplayBuffer(8, {"x": Field((4,), "float32"), "reward": "float32"}, device="cpu")
     with pytest.raises(Unsupported, match="call sample"):
         table.source()

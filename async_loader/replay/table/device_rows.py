@@ -31,7 +31,10 @@ def device_of(device: Any) -> torch.device:
 
     tensors.check_device(device)
     try:
-        return torch.empty(0, device=device).device
+        found = torch.empty(0, device=device).device
+        if found.type == "meta":
+            raise NotImplementedError("it holds no values")
+        return found
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"device={str(device)!r}: {said}: say device='cpu'") from None

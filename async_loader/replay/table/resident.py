@@ -377,9 +377,10 @@ def resident_table(device: Any, *args: Any, **refused: object) -> ResidentTable:
     """
     for name, value in refused.items():
         if value:
+            remedy = "give a number of steps" if name == "capacity" else f"leave {name} out"
             raise Unsupported(
                 f"{name}={value!r} with device={str(device)!r}: a table on a device keeps its "
-                f"newest steps, gives none up and waits for nothing: leave {name} out"
+                f"newest steps, as many as capacity says, and waits for nothing: {remedy}"
             )
     return ResidentTable(*args, device=device_of(device))
 
