@@ -22,6 +22,7 @@ from async_loader.name_hints import explain_wrong_attributes, explain_wrong_name
 from async_loader.pipeline.batches.output_buffers import OutputBuffers
 from async_loader.pipeline.iterator import OnError
 from async_loader.pipeline.source_engine import SourceEngine
+from async_loader.pipeline.workers.thread_pool import gathering_threads
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
 from async_loader.source import Applied, Foresighted, Resumable, Source, Updating, finishes
@@ -91,8 +92,10 @@ class AsyncDataLoader(Generic[B]):
         Called with the list of samples of a batch, in order, also with the rows of a batch that
         comes complete. Default: DI-engine's rules, see
         `async_loader.pipeline.batches.collate`.
-    num_workers : int
-        Worker processes or threads if 2 or more; 0 and 1 use none.
+    num_workers : int, optional
+        Worker processes or threads if 2 or more; 0 and 1 use none. By default none; but threads for
+        rows of a table or of columns, where a batch is large and cores are many: one for 2 MiB and
+        for 4 cores, 4 at most, if there is neither a collate_fn nor a transform.
     transform : callable | None
         ``f(batch) -> batch``, called once for each whole batch where it is made: in its worker, or
         in the producer thread. It gets a (nested) dict of numpy arrays ``[batch_size, ...]``, which
@@ -163,7 +166,7 @@ class AsyncDataLoader(Generic[B]):
         device: str | torch.device = "cpu",
         chunk_size: int | None = None,
         collate_fn: Callable[[list[Any]], B] | None = None,
-        num_workers: int = 0,
+        num_workers: int | None = None,
         *,
         transform: Callable[..., Any] | None = None,
         worker_type: WorkerType = "process",
@@ -185,12 +188,16 @@ class AsyncDataLoader(Generic[B]):
         if batch_size is None:
             batch_size = getattr(self._source, "batch_size", None)
         self.batch_size = whole("batch_size", batch_size, 1)
-        self.num_workers = whole("num_workers", num_workers, 0)
         self.chunk_size = _chunk(chunk_size, self.batch_size)
         self.device = _device(device)
         one_of("on_error", on_error, ("raise", "skip", "fatal"))
         one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
+        if num_workers is None:
+            plain = collate_fn is None and transform is None and worker_init_fn is None
+            num_workers = _gathering_threads(self._source, self.batch_size) if plain else 0
+            worker_type = "thread" if num_workers else worker_type
+        self.num_workers = whole("num_workers", num_workers, 0)
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
         ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
         self._where, self._before = (device, into, batch_format), 0
@@ -494,6 +501,12 @@ def _arrays(value: object) -> Any:
     if isinstance(value, Mapping):
         return tree.transform(value, tensors.to_array)
     return tensors.to_array(value)
+
+
+def _gathering_threads(source: Source, batch_size: int) -> int:
+    reader = source.reader()
+    schema = None if reader is None else reader.schema
+    return 0 if schema is None else gathering_threads(schema.nbytes * batch_size)
 
 
 def _device(device: object) -> str:

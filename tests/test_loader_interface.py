@@ -105,6 +105,32 @@ def test_jobs_run_in_several_threads_at_once():
     assert {batch["thread"].item() for batch in batches} == {0, 1}
 
 
+@pytest.mark.parametrize(
+    ("cores", "size", "arguments", "threads"),
+    [
+        (16, 64, {}, 4),
+        (16, 32, {}, 2),
+        (8, 64, {}, 2),
+        (2, 64, {}, 0),
+        (16, 8, {}, 0),
+        (16, 64, {"num_workers": 0}, 0),
+        (16, 64, {"transform": dict}, 0),
+    ],
+)
+def test_threads_read_large_rows_where_cores_are_many(cores, size, arguments, threads, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: range(cores), raising=False)
+    with ReplayBuffer(80, {"x": ((1 << 17,), "uint8"), "n": "uint8"}) as buffer:
+        numbers = np.arange(80, dtype=np.uint8)
+        buffer.extend(x=np.repeat(numbers[:, None], 1 << 17, 1), n=numbers)
+        with AsyncDataLoader(buffer, size, timeout_s=SLACK_S, seed=1, **arguments) as loader:
+            batches = [{k: v.clone() for k, v in next(loader).items()} for _ in range(3)]
+            assert loader.num_workers == threads
+        with AsyncDataLoader(buffer, size, timeout_s=SLACK_S, seed=1, num_workers=0) as loader:
+            for batch in batches:
+                assert (batch["x"] == batch["n"][:, None]).all()
+                assert torch.equal(batch["index"], next(loader)["index"])
+
+
 def test_an_error_in_a_worker_thread_is_its_batch_alone():
     numbers = iter(range(100))
 
