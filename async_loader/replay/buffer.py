@@ -443,7 +443,9 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         """
         if misplaced:
             raise misplaced_fields("ReplayBuffer.add", misplaced)
-        values = fields if step is None else one_of(step, fields, "step")
+        values: Mapping[str, Any] = fields
+        if step is not None:
+            values = step if type(step) is dict and not fields else one_of(step, fields, "step")
         if stream is None:
             stream, table_state = 0, self._table_state
             if table_state.linked:

@@ -89,7 +89,7 @@ class RowPacker(StepPacker):
         SchemaError, ConfigError
         """
         rows = self.rows(
-            batch, self.writer_ends.into_columns(batch, terminated, truncated), final_obs
+            batch, self.writer_ends.into_columns(batch, terminated, truncated), final_obs, True
         )
         rows.of(streams)["flags"] &= np.uint32(ENDS | FINAL)
         if priority is not None:
@@ -110,7 +110,7 @@ class RowPacker(StepPacker):
         listed = sorted(streams)
         buffer = RowBuffer(self, max(1, len(listed)))
         for stream in listed:
-            buffer.put(self.nothing.copy(), stream, FINAL | TRUNCATED, NAN)
+            buffer.put(self.nothing, stream, FINAL | TRUNCATED, NAN)
         entry = buffer.sealed()
         entry.buffer = None  # of a size that is not used again
         return entry
@@ -134,7 +134,7 @@ class RowBuffer(Records):
             places, _ = layout.slot_places(capacity)
             frames = [slot[1][at : at + size] for at, size in zip(places, sizes, strict=True)]
             frames[0][:] = bytes(sizes[0])  # gaps between fields are sent too
-        super().__init__(layout, packer.pack_into, capacity, frames)
+        super().__init__(layout, capacity, frames)
 
     def sealed(self) -> Entry:
         """Return the message.

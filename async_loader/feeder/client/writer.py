@@ -32,7 +32,6 @@ from async_loader.replay.arguments import count_of, one_of, schema_of_columns
 from async_loader.replay.episode_ends import Ends, how_ended
 from async_loader.replay.stream_names import stream_names
 from async_loader.replay.table.records import Rows
-from async_loader.replay.table.step_packer import NOT_PACKED
 from async_loader.schema import Schema
 from async_loader.table import Streams
 
@@ -180,16 +179,13 @@ class RemoteWriter(ClosedAtExit):
             streams.names[OWN] = streams.own
         else:
             number = streams.number(stream)
-        packed, flags = packer.pack(values, said, final_obs is not None)
+        ended = final_obs is not None
+        packed, flags = packer.pack_plain(values, said, ended) or packer.pack(values, said, ended)
         flags &= ENDS
         records = [(packed, flags, given)]
         if final_obs is not None:
             records.append((packer.final(final_obs), FINAL, NAN))
-        try:
-            channel.put(records, number, lambda: self._deadline(timeout_s), "the step")
-        except NOT_PACKED:
-            packer.pack_unusual(values)  # raises what is wrong
-            raise
+        channel.put(records, number, lambda: self._deadline(timeout_s), "the step")
         if flags:
             streams.ended((number,))
 
@@ -302,7 +298,7 @@ class RemoteWriter(ClosedAtExit):
         packer = channel.packer if final_obs is None else self._agree(deadline)
         if packer is None:
             return  # there was no step
-        values = packer.nothing.copy() if final_obs is None else packer.final(final_obs)
+        values = packer.nothing if final_obs is None else packer.final(final_obs)
         if number is not None:
             flags = FINAL | ends | (0 if final_obs is None else SHOWN)
             channel.put([(values, flags, NAN)], number, lambda: deadline, "the end of the episode")

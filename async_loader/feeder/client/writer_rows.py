@@ -22,7 +22,7 @@ from async_loader.feeder.client.row_packer import SLOT_FROM, RowBuffer, RowPacke
 from async_loader.feeder.wire import MESSAGE_BYTES
 from async_loader.lifecycle import Deadline
 from async_loader.replay.arguments import positive
-from async_loader.replay.table.records import Rows
+from async_loader.replay.table.records import Packed, Rows
 
 if TYPE_CHECKING:
     from async_loader.feeder.client.connection import Connection
@@ -127,10 +127,10 @@ class WriterRows:
             warnings.warn(f"{text}: it was started anew", stacklevel=4)
 
     def put(
-        self, records: list[tuple[list[Any], int, float]], stream: int,
+        self, records: list[tuple[Packed, int, float]], stream: int,
         deadline: Callable[[], Deadline], what: str,
     ) -> None:  # fmt: skip
-        """Add the records of one step, or of an end: values, flags, priority. ``what``: it is."""
+        """Add the records of one step, or of an end: packed, flags, priority. ``what``: it is."""
         count = len(records)
         with self.lock:
             buffer = self.buffer
@@ -140,15 +140,15 @@ class WriterRows:
                 and self.failure is None
                 and buffer.count + count < buffer.limit
             ):
-                for values, flags, priority in records:
-                    buffer.put(values, stream, flags, priority)
+                for packed, flags, priority in records:
+                    buffer.put(packed, stream, flags, priority)
                 return
         self._wait_for_room(deadline(), count, 0, f"{what} was not added")
         with self.lock:
             self.check()
             buffer = self._buffer_for(count)
-            for values, flags, priority in records:
-                buffer.put(values, stream, flags, priority)
+            for packed, flags, priority in records:
+                buffer.put(packed, stream, flags, priority)
             self._seal_full(buffer)
         self.port.wake()
 

@@ -84,6 +84,9 @@ TERMINATED_FIELD = 18  # address in row 0, bytes from row to row, bytes, the byt
 TRUNCATED_FIELD = 22
 FOLLOWED = 26  # 1: steps show the observation after them
 DONE_FIELD = 28  # as TERMINATED_FIELD
+# 1: a step's end fields say themselves that it ends its episode, beside the flags in its head; 0:
+# they are no whole numbers, and all is in the head
+TELLING = 32
 # The oldest id that `room` found in use: no earlier row is still needed.
 TAIL = 33
 # int64: deleted steps whose turn to become items has come, and the last steps of episodes that

@@ -34,6 +34,7 @@ from async_loader.replay.base.row_format import (
     PRIORITY_AT,
     ROWS,
     SHOWN,
+    TELLING,
     TERMINATED,
     TERMINATED_FIELD,
     TOP,
@@ -114,6 +115,27 @@ def _set_end_field(g: Any, row: int, field: int) -> None:
     """Set a field that tells how an episode ended to true."""
     for k in range(g[field + 2]):
         poke8(g[field] + row * g[field + 1] + k, (g[field + 3] >> (8 * k)) & 255)
+
+
+@kernel(inline=True)
+def _says(g: Any, row: int, field: int) -> bool:
+    """Return whether a field that tells how an episode ended is not zero."""
+    for k in range(g[field + 2]):
+        if peek8(g[field] + row * g[field + 1] + k):
+            return True
+    return False
+
+
+@kernel(inline=True, always=True)
+def _told(g: Any, row: int, flags: int) -> int:
+    """Return the flags of a step, with those that its fields tell. See NOTE [done]."""
+    if _says(g, row, TERMINATED_FIELD):
+        flags |= TERMINATED
+    if _says(g, row, TRUNCATED_FIELD):
+        flags |= TRUNCATED
+    if flags & TRUNCATED == 0 and _says(g, row, DONE_FIELD):
+        flags |= TERMINATED
+    return flags
 
 
 @kernel(inline=True)
@@ -374,6 +396,10 @@ def write(
             put_row(fields, block, k, row)
             if g[GIVEN]:
                 poke_float(g[GIVEN] + 8 * row, peek_float(head + PRIORITY_AT))
-            _settle(g, name, row, stream, FINAL if flags & FINAL else flags, changes)
+            if flags & FINAL:
+                flags = FINAL
+            elif g[TELLING]:
+                flags = _told(g, row, flags)
+            _settle(g, name, row, stream, flags, changes)
         ids[i] = name
         k += 1

@@ -15,7 +15,7 @@ from async_loader.replay.samplers import Fifo, Items, Sampler, shortcut
 from async_loader.replay.table.compressed_ring import CompressedRing
 from async_loader.replay.table.rebuild import rebuild, tell_all
 from async_loader.replay.table.sequence_sampler import InnerSampler
-from async_loader.replay.table.step_packer import end_fields
+from async_loader.replay.table.step_packer import end_fields, ends_tell
 from async_loader.replay.table.storage import Storage
 from async_loader.replay.views import depth_and_lookahead
 
@@ -134,6 +134,7 @@ class TableItems:
         g = self.g = storage.geometry
         g[r.DEPTH], g[r.FOLLOWED] = depth_and_lookahead(layout.schema)
         self.schema_lookahead = int(g[r.FOLLOWED])
+        g[r.TELLING] = ends_tell(layout.schema)
         places = (r.TERMINATED_FIELD, r.TRUNCATED_FIELD, r.DONE_FIELD)
         for place, i in zip(places, end_fields(layout.schema), strict=True):
             if i >= 0:

@@ -11,6 +11,8 @@ A record counts only when all of it is there.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,8 +21,10 @@ import numpy.typing as npt
 
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.replay.base.field_table import ARRAY_ADDRESS, ARRAY_STRIDE, NBYTES
-from async_loader.replay.base.row_format import FINAL, HEAD, RecordLayout
+from async_loader.replay.base.row_format import FINAL, HEAD, RECORD_HEAD, RecordLayout
 
+Packed = tuple[bytes, tuple[Array, ...]]
+"""The small fields of a step or a final observation, as they lie in a record; the large ones."""
 Heads = npt.NDArray[np.void]
 RAW = np.dtype(f"V{HEAD.itemsize}")
 """Heads as plain bytes: numpy copies structures field by field, which takes five times as long."""
@@ -53,8 +57,8 @@ class Rows:
     Attributes
     ----------
     heads : array [records] of HEAD | None
-        ``None``: no episode ends, and there are no priorities. A final observation comes behind
-        its step.
+        ``None``: they would say nothing of episodes that the fields do not, and there are no
+        priorities. A final observation comes behind its step.
     count, steps : int
         How many records there are, and how many of them are steps.
     """
@@ -103,13 +107,18 @@ def finals_of(heads: Heads) -> int:
     return int(np.count_nonzero(heads["flags"] & FINAL))
 
 
+@functools.cache
+def _pack_into(nbytes: int) -> Callable[..., None]:
+    """Return what writes the head of a record, and its small fields of so many bytes."""
+    return struct.Struct(f"<IId{nbytes}s").pack_into
+
+
 class Records:
     """Records that are gathered. Under the lock of their table or writer.
 
     Parameters
     ----------
-    layout, pack_into : RecordLayout, callable
-        Of a `StepPacker`.
+    layout : RecordLayout
     capacity : int
         Records that there is memory for.
     frames : sequence of memoryview, optional
@@ -136,7 +145,6 @@ class Records:
     def __init__(
         self,
         layout: RecordLayout,
-        pack_into: Callable[..., None],
         capacity: int,
         frames: Sequence[Any] | None = None,
     ) -> None:
@@ -162,21 +170,17 @@ class Records:
         ]
         self.large = list(large.values())
         self.memory = memoryview(self.frames[0])
-        self.pack_into, self.size = pack_into, layout.stride
+        self.pack_into = _pack_into(layout.stride - RECORD_HEAD)
+        self.size = layout.stride
 
-    def put(self, values: list[Any], stream: int, flags: int, priority: float) -> int:
-        """Add a packed step or final observation, whose list may be changed. Return its place.
-
-        Raises one of `step_packer.NOT_PACKED` for a number that its field cannot hold; nothing is
-        added then.
-        """
-        at = self.count
-        if self.large:
-            for column in self.large[::-1]:
-                column[at] = values.pop()
-        self.pack_into(self.memory, at * self.size, stream, flags, priority, *values)
+    def put(self, packed: Packed, stream: int, flags: int, priority: float) -> None:
+        """Add a packed step or final observation."""
+        at, (small, large) = self.count, packed
+        if large:
+            for column, value in zip(self.large, large, strict=True):
+                column[at] = value
+        self.pack_into(self.memory, at * self.size, stream, flags, priority, small)
         self.count = at + 1
-        return at
 
     def put_rows(self, rows: Rows, first: int, count: int) -> None:
         """Add ``count`` of many checked records, from ``first`` on; they have heads."""

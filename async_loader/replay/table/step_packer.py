@@ -23,12 +23,27 @@ from async_loader.replay.base.row_format import (
     RecordLayout,
 )
 from async_loader.replay.table.field_validator import FieldValidator
-from async_loader.replay.table.records import Rows, plain_heads
+from async_loader.replay.table.records import Packed, Rows, plain_heads
 from async_loader.schema import Field, Schema
 
 _look: Any = attrgetter("__class__", "dtype", "shape")
-NOT_PACKED = (struct.error, OverflowError)
-"""What `StepPacker.pack_into` raises for a number that its field cannot hold."""
+_REFUSED = (KeyError, struct.error, OverflowError)
+"""What a step lacks, or a field cannot hold."""
+_PACK_PLAIN = """
+def pack_plain(step, said, has_final):
+    if type(step) is not dict or len(step) != {width}:
+        return None
+    try:
+        {values}, = get(step)
+        if not ({tests}):
+            return None
+        small = pack_small({small})
+    except refused:
+        return None
+    flags = said
+    {ends}
+    return (small, ({large})), flags
+"""
 _FORMATS = {np.dtype(name).char: sign for name, sign in (
     ("bool", "?"), ("int8", "b"), ("uint8", "B"), ("int16", "h"), ("uint16", "H"),
     ("int32", "i"), ("uint32", "I"), ("int64", "q"), ("uint64", "Q"),
@@ -40,9 +55,6 @@ _FORMATS = {np.dtype(name).char: sign for name, sign in (
 class StepPacker:
     """Checks steps of a schema, and packs them as the records of one layout. Any thread.
 
-    Packed are values in the order of the records: small fields as they lie in memory, numbers as
-    they are and arrays as bytes, then the large fields as arrays.
-
     Parameters
     ----------
     schema : Schema
@@ -50,59 +62,90 @@ class StepPacker:
 
     Attributes
     ----------
-    pack_into : callable
-        ``pack_into(memory, at, stream, flags, priority, *small)`` writes a record in frame 0.
+    pack_plain : callable
+        As `pack`, in a third of the time; ``None`` for a step that `pack` has to look at.
     fits : list of FieldValidator
     followed : list of int
         Fields that a final observation has.
-    nothing : list
-        Packed zeros.
+    nothing : Packed
+        Zeros.
     """
 
     def __init__(self, schema: Schema, layout: RecordLayout | None = None) -> None:
         self.schema, self.layout = schema, RecordLayout.of(schema) if layout is None else layout
         self.fits = [FieldValidator(field) for field in schema.fields]
         self.terminated, self.truncated, self.done = end_fields(schema)
-        self.ends = [i for i in (self.terminated, self.truncated, self.done) if i >= 0]
+        places = (self.terminated, TERMINATED, 0), (self.truncated, TRUNCATED, 0)
+        every_end = (*places, (self.done, TERMINATED, TRUNCATED))
+        # Fields, what they say of a step, and unless which flag. See NOTE [done].
+        self._end_flags = [one for one in every_end if one[0] >= 0]
         self.followed = [i for i, field in enumerate(schema.fields) if field.next is not None]
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
         self._tops = list(dict.fromkeys(path[0] for path in self._paths))
         # Of the last batch: such need checks in these columns only.
         self._seen: tuple[list[object], list[int]] = [], []
+        self._ends = [i for i, *_ in self._end_flags]
+        # End fields that kernels do not read, and truncated: its steps need final observations.
+        needed = [self.truncated] if self.followed and self.truncated >= 0 else []
+        self._untold = needed if ends_tell(schema) else self._ends
         self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
         self._arrange()
         self.nothing = self.packed(self._zeros)
 
     def _arrange(self) -> None:
-        """Compute how records are packed."""
+        """Compute how steps are packed."""
         fields, layout = self.schema.fields, self.layout
         # a field without elements begins where the next one does
         small = sorted((layout.offsets[i] or 0, fields[i].nbytes, i) for i in layout.small)
-        form, at = "<IId", RECORD_HEAD
+        form, at = "<", RECORD_HEAD
         for offset, nbytes, i in small:
             sign = _FORMATS[fields[i].dtype.char] if _is_number(fields[i]) else f"{nbytes}s"
             form, at = f"{form}{offset - at}x{sign}", offset + nbytes
-        packer = struct.Struct(f"{form}{layout.stride - at}x")
-        self.pack_into = packer.pack_into
-        self._order = order = [*(i for *_, i in small), *layout.large]
-        placed = list(enumerate(fields[i] for i in order))
-        # two lists: a test in one loop over all would cost 15 ns a field
-        self._numbers = [(k, _types(one)) for k, one in placed if _is_number(one)]
-        arrays = [(k, one.dtype, one.shape) for k, one in placed if not _is_number(one)]
-        self._arrays = [one for one in arrays if one[0] < len(small)]
-        self._large = [one for one in arrays if one[0] >= len(small)]
-        self._packed_ends = [order.index(i) for i in self.ends]
-        self._get, self._width = _getter_of(self.schema, order)
+        self._pack_small = struct.Struct(f"{form}{layout.stride - at}x").pack
+        self._small = [i for *_, i in small]
+        order = [*self._small, *layout.large]
+        get, width = _getter_of(self.schema, order)
         self._get_columns, self._batch_width = _getter_of(self.schema, list(range(len(fields))))
-        if any(fields[i].shape for i in self.ends):
-            self._width = -1  # bytes say nothing about an end
+        self.pack_plain = _no_plain if width < 0 else self._compiled(order, get, width)
+
+    def _compiled(self, order: list[int], get: Callable[[Any], Any], width: int) -> Any:
+        """Compile `pack_plain`: a loop over the fields would take as long again as all it does."""
+        fields, tests, small = self.schema.fields, [], []
+        known: dict[str, Any] = {"get": get, "pack_small": self._pack_small, "refused": _REFUSED}
+        for i in order:
+            if _is_number(fields[i]):
+                known[f"type{i}"] = _types(fields[i])
+                tests.append(f"type(v{i}) in type{i}")
+                small.append(f"v{i}")
+                continue
+            known[f"dtype{i}"] = fields[i].dtype
+            tests.append(f"type(v{i}) is array and v{i}.dtype is dtype{i}")
+            tests.append(f"v{i}.shape == {fields[i].shape}")
+            if i in self.layout.small:
+                small.append(f"v{i}.tobytes()")
+        ends = [
+            f"if v{i} and not flags & {unless}: flags |= {flag}"
+            for i, flag, unless in self._end_flags
+        ]
+        if self.followed:
+            ends.append("if flags or has_final: return None")
+        source = _PACK_PLAIN.format(
+            width=width,
+            values=", ".join(f"v{i}" for i in order),
+            tests=" and ".join(tests),
+            small=", ".join(small),
+            ends="\n    ".join(ends),
+            large="".join(f"v{i}, " for i in self.layout.large),
+        )
+        exec(source, {**known, "array": np.ndarray}, known)
+        return known["pack_plain"]
 
     def pack(
         self, step: Mapping[str, Any], said: int = 0, has_final: bool = False
-    ) -> tuple[list[Any], int]:
-        """Check one step. Return its packed values, and its flags: those of its fields, and
-        ``said``. See NOTE [done].
+    ) -> tuple[Packed, int]:
+        """Check one step. Return it packed, and its flags: those of its fields, and ``said``. See
+        NOTE [done].
 
         Raises
         ------
@@ -110,57 +153,26 @@ class StepPacker:
             Also if the episode is cut off and the observation after it is needed and missing; or
             is given and the episode goes on.
         """
-        if len(step) != self._width or type(step) is not dict:
-            return self.pack_unusual(step, said, has_final)
-        try:
-            values = list(self._get(step))
-        except KeyError:
-            return self.pack_unusual(step, said, has_final)
-        for k, types in self._numbers:
-            if type(values[k]) not in types:
-                return self.pack_unusual(step, said, has_final)
-        for k, dtype, shape in self._arrays:
-            value = values[k]
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                return self.pack_unusual(step, said, has_final)
-            values[k] = value.tobytes()
-        for k, dtype, shape in self._large:
-            value = values[k]
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
-                return self.pack_unusual(step, said, has_final)
-        for k in self._packed_ends:
-            if values[k]:
-                return self.pack_unusual(step, said, has_final)
-        return values, self.check_end(said, has_final) if said or has_final else 0
-
-    def pack_unusual(
-        self, step: Mapping[str, Any], said: int = 0, has_final: bool = False
-    ) -> tuple[list[Any], int]:
-        """As `pack`, for any step; says what is wrong with it."""
-        values = self.values(step)
-        flags = said
-        if self.terminated >= 0 and values[self.terminated]:
-            flags |= TERMINATED
-        if self.truncated >= 0 and values[self.truncated]:
-            flags |= TRUNCATED
-        if self.done >= 0 and values[self.done] and not flags & TRUNCATED:
-            flags |= TERMINATED
+        values, flags = self.values(step), said
+        for i, flag, unless in self._end_flags:
+            if values[i] and not flags & unless:
+                flags |= flag
         return self.packed(values), self.check_end(flags, has_final)
 
-    def packed(self, values: Sequence[Any]) -> list[Any]:
+    def packed(self, values: Sequence[Any]) -> Packed:
         """Pack checked values."""
-        packed: list[Any] = []
-        for i in self._order:
-            field, value = self.schema.fields[i], values[i]
-            if not _is_number(field):
-                value = np.asarray(value, field.dtype)
-                packed.append(value.tobytes() if len(packed) < len(self.layout.small) else value)
+        fields, small = self.schema.fields, []
+        for i in self._small:
+            value = values[i]
+            if not _is_number(fields[i]):
+                small.append(np.asarray(value, fields[i].dtype).tobytes())
             else:
-                packed.append(value.item() if isinstance(value, np.ndarray | np.generic) else value)
-        return packed
+                small.append(value.item() if isinstance(value, np.ndarray | np.generic) else value)
+        large = (np.asarray(values[i], fields[i].dtype) for i in self.layout.large)
+        return self._pack_small(*small), tuple(large)
 
-    def final(self, final_obs: object) -> list[Any]:
-        """Check one final observation. Return its packed values."""
+    def final(self, final_obs: object) -> Packed:
+        """Check one final observation, and pack it."""
         values = self._zeros.copy()
         for i, value in zip(self.followed, self.final_values(final_obs), strict=True):
             values[i] = value
@@ -200,6 +212,7 @@ class StepPacker:
         batch: Mapping[str, Any],
         said: Ids | None = None,
         final_obs: object = None,
+        flagged: bool = False,
     ) -> Rows:
         """Check many steps; final observations come behind their steps.
 
@@ -207,10 +220,12 @@ class StepPacker:
         ----------
         said : int array [rows] | None
             Flags beside those that the fields ``terminated``, ``truncated`` and ``done`` hold.
+        flagged : bool
+            Have all flags in the heads, also those that kernels see in the fields.
         """
         columns = self.columns(batch)
         if said is None and final_obs is None:
-            for i in self.ends:
+            for i in self._ends if flagged else self._untold:
                 if columns[i].tobytes().strip(b"\0"):  # a third of what `any()` takes
                     break
             else:
@@ -256,11 +271,8 @@ class StepPacker:
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""
         flags = np.zeros(len(columns[0]), np.int64) if said is None else said
-        for place, flag in ((self.terminated, TERMINATED), (self.truncated, TRUNCATED)):
-            if place >= 0:
-                flags = flags | _says(columns[place]) * flag
-        if self.done >= 0:
-            flags = flags | (_says(columns[self.done]) & (flags & TRUNCATED == 0)) * TERMINATED
+        for i, flag, unless in self._end_flags:
+            flags = flags | (_says(columns[i]) & (flags & unless == 0)) * flag
         return flags
 
     def check_ends(self, flags: Ids, has_final: Bools) -> Ids:
@@ -352,6 +364,16 @@ def end_fields(schema: Schema) -> tuple[int, int, int]:
     """
     places = {field.name: i for i, field in enumerate(schema.fields)}
     return places.get("terminated", -1), places.get("truncated", -1), places.get("done", -1)
+
+
+def ends_tell(schema: Schema) -> bool:
+    """Return whether kernels read from a step's end fields how it ends: all are whole numbers."""
+    fields = (schema.fields[i] for i in end_fields(schema) if i >= 0)
+    return all(one.dtype.kind in "biu" and one.codec is None for one in fields)
+
+
+def _no_plain(step: object, said: int, has_final: bool) -> None:
+    """See `StepPacker.pack_plain`, of a schema without fields, and of one that is no dict."""
 
 
 def _says(column: Array) -> Bools:

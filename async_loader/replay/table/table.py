@@ -67,7 +67,7 @@ class Table(TableStreams):
         each = packer.layout.row_bytes
         most = 1 if each > _ROW_BYTES else min(_GATHERED, _BYTES // each, 2 * self._burst - 1)
         # Behind the last step there is room for its final observation.
-        self.records = Records(packer.layout, packer.pack_into, most + 1)
+        self.records = Records(packer.layout, most + 1)
         self.records.limit = most
         self._singles = RowSource.of(self._of_records(), self.records.heads)
         self._source = self._singles
