@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from async_loader.errors import Closed, ConfigError
 from async_loader.feeder.client.channel import Failure

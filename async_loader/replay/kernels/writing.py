@@ -120,10 +120,10 @@ def _set_end_field(g: Any, row: int, field: int) -> None:
 @kernel(inline=True)
 def _says(g: Any, row: int, field: int) -> bool:
     """Return whether a field that tells how an episode ended is not zero."""
+    says = 0
     for k in range(g[field + 2]):
-        if peek8(g[field] + row * g[field + 1] + k):
-            return True
-    return False
+        says |= peek8(g[field] + row * g[field + 1] + k)
+    return says != 0
 
 
 @kernel(inline=True, always=True)

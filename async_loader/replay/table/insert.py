@@ -171,10 +171,12 @@ class Inserter(TableSampler):
         """
         if timeout_s is not None:
             seconds("timeout_s", timeout_s)
-        if not self.ready:
+        table = self._table
+        if table is None:
             self.start(schema_of_columns(batch))
+            table = self.table
         limited = self._limits is not None  # by the items that ends make too
-        rows = self.step_packer.rows(batch, said, final_obs, limited)
+        rows = table.packer.rows(batch, said, final_obs, limited)
         if priority is not None or self.needs_priority:
             rows.prioritize(self._priorities(priority, rows.steps))
         if not limited:
@@ -189,12 +191,11 @@ class Inserter(TableSampler):
     def _put_rows(self, rows: Rows, stream: object) -> Ids:
         """Add many records. Return the ids of their steps. Under the lock."""
         table = self.table
-        records = table.records
-        if records.limit == 1:
+        if table.records.limit == 1:
             self.own()
         streams = self._numbers(table, stream, rows.steps)
         packed = streams.heads if rows.heads is None else rows.of(streams.numbers).tobytes()
-        place = table.gather_batch(rows.columns, packed)
+        place = table.gather_batch(rows.columns, packed, rows.count)
         if place >= 0:
             ids = table.ids_at(place, rows.count)
         else:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter, itemgetter
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,39 +16,14 @@ from async_loader.replay.base.row_format import (
     AWAITS,
     ENDS,
     FINAL,
-    RECORD_HEAD,
     TERMINATED,
     TRUNCATED,
     RecordLayout,
 )
 from async_loader.replay.table.field_validator import FieldValidator
+from async_loader.replay.table.plain_steps import PlainSteps, is_number
 from async_loader.replay.table.records import Packed, Rows, plain_heads
-from async_loader.schema import Field, Schema
-
-_look: Any = attrgetter("__class__", "dtype", "shape")
-_REFUSED = (KeyError, struct.error, OverflowError)
-"""What a step lacks, or a field cannot hold."""
-_PACK_PLAIN = """
-def pack_plain(step, said, has_final):
-    if type(step) is not dict or len(step) != {width}:
-        return None
-    try:
-        {values}, = get(step)
-        if not ({tests}):
-            return None
-        small = pack_small({small})
-    except refused:
-        return None
-    flags = said
-    {ends}
-    return (small, ({large})), flags
-"""
-_FORMATS = {np.dtype(name).char: sign for name, sign in (
-    ("bool", "?"), ("int8", "b"), ("uint8", "B"), ("int16", "h"), ("uint16", "H"),
-    ("int32", "i"), ("uint32", "I"), ("int64", "q"), ("uint64", "Q"),
-    ("float16", "e"), ("float32", "f"), ("float64", "d"),
-)}  # fmt: skip
-"""Formats of `struct` for numbers. It refuses what a field does not hold, as `FieldValidator`."""
+from async_loader.schema import Schema
 
 
 class StepPacker:
@@ -62,8 +36,9 @@ class StepPacker:
 
     Attributes
     ----------
+    plain : PlainSteps
     pack_plain : callable
-        As `pack`, in a third of the time; ``None`` for a step that `pack` has to look at.
+        As `pack`, in a fraction of the time; ``None`` for a step that `pack` has to look at.
     fits : list of FieldValidator
     followed : list of int
         Fields that a final observation has.
@@ -83,63 +58,14 @@ class StepPacker:
         every = list(tree.paths(schema.structure))
         self._paths = [every[i] for i in self.followed]
         self._tops = list(dict.fromkeys(path[0] for path in self._paths))
-        # Of the last batch: such need checks in these columns only.
-        self._seen: tuple[list[object], list[int]] = [], []
         self._ends = [i for i, *_ in self._end_flags]
         # End fields that kernels do not read, and truncated: its steps need final observations.
         needed = [self.truncated] if self.followed and self.truncated >= 0 else []
         self._untold = needed if ends_tell(schema) else self._ends
         self._zeros: list[Any] = [np.zeros(field.shape, field.dtype) for field in schema.fields]
-        self._arrange()
+        self.plain = PlainSteps(schema, self.layout, self._end_flags, bool(self.followed))
+        self.pack_plain = self.plain.pack
         self.nothing = self.packed(self._zeros)
-
-    def _arrange(self) -> None:
-        """Compute how steps are packed."""
-        fields, layout = self.schema.fields, self.layout
-        # a field without elements begins where the next one does
-        small = sorted((layout.offsets[i] or 0, fields[i].nbytes, i) for i in layout.small)
-        form, at = "<", RECORD_HEAD
-        for offset, nbytes, i in small:
-            sign = _FORMATS[fields[i].dtype.char] if _is_number(fields[i]) else f"{nbytes}s"
-            form, at = f"{form}{offset - at}x{sign}", offset + nbytes
-        self._pack_small = struct.Struct(f"{form}{layout.stride - at}x").pack
-        self._small = [i for *_, i in small]
-        order = [*self._small, *layout.large]
-        get, width = _getter_of(self.schema, order)
-        self._get_columns, self._batch_width = _getter_of(self.schema, list(range(len(fields))))
-        self.pack_plain = _no_plain if width < 0 else self._compiled(order, get, width)
-
-    def _compiled(self, order: list[int], get: Callable[[Any], Any], width: int) -> Any:
-        """Compile `pack_plain`: a loop over the fields would take as long again as all it does."""
-        fields, tests, small = self.schema.fields, [], []
-        known: dict[str, Any] = {"get": get, "pack_small": self._pack_small, "refused": _REFUSED}
-        for i in order:
-            if _is_number(fields[i]):
-                known[f"type{i}"] = _types(fields[i])
-                tests.append(f"type(v{i}) in type{i}")
-                small.append(f"v{i}")
-                continue
-            known[f"dtype{i}"] = fields[i].dtype
-            tests.append(f"type(v{i}) is array and v{i}.dtype is dtype{i}")
-            tests.append(f"v{i}.shape == {fields[i].shape}")
-            if i in self.layout.small:
-                small.append(f"v{i}.tobytes()")
-        ends = [
-            f"if v{i} and not flags & {unless}: flags |= {flag}"
-            for i, flag, unless in self._end_flags
-        ]
-        if self.followed:
-            ends.append("if flags or has_final: return None")
-        source = _PACK_PLAIN.format(
-            width=width,
-            values=", ".join(f"v{i}" for i in order),
-            tests=" and ".join(tests),
-            small=", ".join(small),
-            ends="\n    ".join(ends),
-            large="".join(f"v{i}, " for i in self.layout.large),
-        )
-        exec(source, {**known, "array": np.ndarray}, known)
-        return known["pack_plain"]
 
     def pack(
         self, step: Mapping[str, Any], said: int = 0, has_final: bool = False
@@ -162,14 +88,14 @@ class StepPacker:
     def packed(self, values: Sequence[Any]) -> Packed:
         """Pack checked values."""
         fields, small = self.schema.fields, []
-        for i in self._small:
+        for i in self.plain.small:
             value = values[i]
-            if not _is_number(fields[i]):
+            if not is_number(fields[i]):
                 small.append(np.asarray(value, fields[i].dtype).tobytes())
             else:
                 small.append(value.item() if isinstance(value, np.ndarray | np.generic) else value)
         large = (np.asarray(values[i], fields[i].dtype) for i in self.layout.large)
-        return self._pack_small(*small), tuple(large)
+        return self.plain.pack_small(*small), tuple(large)
 
     def final(self, final_obs: object) -> Packed:
         """Check one final observation, and pack it."""
@@ -185,23 +111,10 @@ class StepPacker:
 
     def columns(self, batch: Mapping[str, Any]) -> list[Array]:
         """Check many steps. Return their columns, in the fields' dtypes."""
-        columns: list[Any]
-        try:
-            values = self._get_columns(batch) if type(batch) is dict else ()
-            looks = list(map(_look, values)) if len(batch) == self._batch_width else []
-            known, others = self._seen
-            if looks and looks == known:
-                columns = list(values)
-                for i in others:
-                    columns[i] = self._column(i, columns[i])
-                return columns
-        except (KeyError, AttributeError):  # a field is missing; a list, a number
-            looks = []
-        values = self.schema.leaves(batch)
-        columns = [self._column(i, value) for i, value in enumerate(values)]
-        others = [i for i, value in enumerate(values) if columns[i] is not value]
-        length_of(self.schema, columns)
-        self._seen = looks, others
+        columns: list[Array] | None = self.plain.columns(batch, self._column)
+        if columns is None:
+            columns = list(map(self._column, itertools.count(), self.schema.leaves(batch)))
+            length_of(self.schema, columns)
         return columns
 
     def _column(self, i: int, value: object) -> Array:
@@ -372,10 +285,6 @@ def ends_tell(schema: Schema) -> bool:
     return all(one.dtype.kind in "biu" and one.codec is None for one in fields)
 
 
-def _no_plain(step: object, said: int, has_final: bool) -> None:
-    """See `StepPacker.pack_plain`, of a schema without fields, and of one that is no dict."""
-
-
 def _says(column: Array) -> Bools:
     """Return whether each step of an end field says that its episode ends."""
     says: Bools = column.reshape(len(column)) != 0
@@ -407,25 +316,3 @@ def rows_of(value: Any, what: str) -> int:
             f"{what} has no rows: it is an array or tensor [rows, ...], np.atleast_1d for a single "
             "number"
         ) from None
-
-
-def _getter_of(schema: Schema, order: list[int]) -> tuple[Callable[[Any], Sequence[Any]], int]:
-    """Return what takes values out of a dict in this order, and how many keys it has to have."""
-    root = schema.structure
-    if not isinstance(root, tree.Node) or root.kind is not dict or not order:
-        return schema.leaves, -1
-    nested = any(root.children)
-    names: list[Any] = order if nested else [root.keys[i] for i in order]
-    get: Any = itemgetter(*names) if len(names) > 1 else lambda step: (step[names[0]],)
-    return (lambda step: get(schema.leaves(step))) if nested else get, len(root.keys)
-
-
-def _is_number(field: Field) -> bool:
-    """Return whether `struct` has a format for the field's values."""
-    return not field.shape and field.dtype.isnative and field.dtype.char in _FORMATS
-
-
-def _types(field: Field) -> frozenset[type]:
-    """Return the types of values that a number's place in the format takes as they are."""
-    others = {"b": (), "f": (float, np.float64)}.get(field.dtype.kind, (int,))
-    return frozenset((field.dtype.type, bool, *others))

@@ -119,25 +119,24 @@ class Table(TableStreams):
         self.write(self._source, count, self._ids, done)
         records.count = 0
 
-    def gather_batch(self, columns: Sequence[Array], heads: bytes) -> int:
+    def gather_batch(self, columns: Sequence[Array], heads: bytes, count: int) -> int:
         """Gather a batch of records. Return the place of the first; -1 if it is to be written
         at once: it is large, or not contiguous.
         """
-        records, count = self.records, len(heads) // r.HEAD.itemsize
+        records, batches = self.records, self._batches
         if not 0 < 2 * count <= records.limit:
             return -1
         try:
             packed = b"".join((heads, *columns))  # type: ignore[arg-type]
         except (TypeError, ValueError, BufferError):  # also of columns without a buffer, as times
             return -1
-        batches = self._batches
         if batches is None or count != batches.rows:
             self.single()
             batches = self._batches = Batches(self._fields, count, records.limit)
-        if records.single or records.count + count > batches.most:
-            self.finish()
-            records.single, self._source = False, batches.source
         place = records.count
+        if records.single or place + count > batches.most:
+            self.finish()
+            records.single, self._source, place = False, batches.source, 0
         if not place:
             records.first = int(self.g[r.CURSOR])
         at = place * batches.row_bytes
