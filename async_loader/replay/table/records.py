@@ -59,17 +59,21 @@ class Rows:
     heads : array [records] of HEAD | None
         ``None``: they would say nothing of episodes that the fields do not, and there are no
         priorities. A final observation comes behind its step.
+    step_of : int64 array [records] | None
+        Which step each record is, or is the final observation of; ``None``: all are steps.
     count, steps : int
         How many records there are, and how many of them are steps.
     """
 
-    __slots__ = ("columns", "count", "heads", "steps")
+    __slots__ = ("columns", "count", "heads", "step_of", "steps")
 
-    def __init__(self, columns: list[Array], heads: Heads | None = None) -> None:
-        self.columns, self.heads = columns, heads
+    def __init__(
+        self, columns: list[Array], heads: Heads | None = None, step_of: Ids | None = None
+    ) -> None:
+        self.columns, self.heads, self.step_of = columns, heads, step_of
         self.count = self.steps = len(columns[0])
-        if heads is not None:
-            self.steps -= finals_of(heads)
+        if step_of is not None:
+            self.steps = int(step_of[-1]) + 1
 
     def __len__(self) -> int:
         return self.count
@@ -89,9 +93,7 @@ class Rows:
     def of(self, streams: Array) -> Heads:
         """Set the streams, a number for each step. Return the heads."""
         heads = self.heads = plain_heads(len(self)) if self.heads is None else self.heads
-        if len(streams) < len(heads):
-            streams = streams[np.cumsum(self.are_steps) - 1]
-        heads["stream"] = streams
+        heads["stream"] = streams if self.step_of is None else streams.take(self.step_of)
         return heads
 
 

@@ -25,6 +25,8 @@ from async_loader.replay.table.plain_steps import PlainSteps, is_number
 from async_loader.replay.table.records import Packed, Rows, plain_heads
 from async_loader.schema import Schema
 
+_NONE: Ids = np.empty(0, np.int64)
+
 
 class StepPacker:
     """Checks steps of a schema, and packs them as the records of one layout. Any thread.
@@ -144,21 +146,24 @@ class StepPacker:
             else:
                 return Rows(columns)
         flags = self.column_ends(columns, said)
-        has_final, finals = np.zeros(len(flags), np.bool_), None
+        finals, which = None, _NONE
         if final_obs is not None:
-            finals, has_final = self.final_columns(final_obs, flags & ENDS != 0)
-        heads = plain_heads(len(flags))
-        heads["flags"] = self.check_ends(flags, has_final)
-        if finals is not None and has_final.any():
-            repeats = 1 + has_final
-            ends = np.flatnonzero(has_final)
-            behind = np.cumsum(repeats)[ends] - 1
-            columns = [np.repeat(column, repeats, 0) for column in columns]
+            finals, which = self.final_columns(final_obs, flags & ENDS != 0)
+        self.check_ends(flags, which)
+        steps = None
+        if finals is not None and len(which):
+            repeats = np.ones(len(flags), np.int64)
+            repeats[which] = 2
+            steps = np.arange(len(flags)).repeat(repeats)
+            behind = which + np.arange(1, len(which) + 1)
+            columns = [column.take(steps, 0) for column in columns]
             for i, final in zip(self.followed, finals, strict=True):
-                columns[i][behind] = final[ends]
-            heads = np.repeat(heads, repeats)
-            heads["flags"][behind] = FINAL
-        return Rows(columns, heads)
+                columns[i][behind] = final
+            flags = flags.take(steps)
+            flags[behind] = FINAL
+        heads = plain_heads(len(flags))
+        heads["flags"] = flags
+        return Rows(columns, heads, steps)
 
     # -- ends of episodes --------------------------------------------------------------------------
 
@@ -183,20 +188,24 @@ class StepPacker:
 
     def column_ends(self, columns: Sequence[Array], said: Ids | None = None) -> Ids:
         """Return the flags of many steps: those of their fields, and ``said``."""
-        flags = np.zeros(len(columns[0]), np.int64) if said is None else said
+        flags = np.zeros(len(columns[0]), np.int64) if said is None else said.copy()
         for i, flag, unless in self._end_flags:
-            flags = flags | (_says(columns[i]) & (flags & unless == 0)) * flag
+            rows = columns[i].reshape(-1).nonzero()[0]
+            if unless:
+                rows = rows[flags[rows] & unless == 0]
+            if len(rows):
+                flags[rows] |= flag
         return flags
 
-    def check_ends(self, flags: Ids, has_final: Bools) -> Ids:
-        """As `check_end`, for many steps."""
-        if self.followed and flags.any():
-            # of many steps few end an episode
-            some = np.flatnonzero((flags != 0) | has_final)
-            for value, has in set(zip(flags[some].tolist(), has_final[some].tolist(), strict=True)):
-                self.check_end(value, has)
-            flags[has_final] |= AWAITS
-        return flags
+    def check_ends(self, flags: Ids, finals: Ids) -> None:
+        """As `check_end`, for many steps, of which ``finals`` have final observations: adds AWAITS
+        to their flags.
+        """
+        if self.followed:
+            if len(finals):
+                flags[finals] |= AWAITS
+            if np.count_nonzero(flags & (ENDS | AWAITS) == TRUNCATED):
+                self.check_end(TRUNCATED, False)  # raises
 
     def final_values(self, final: object) -> list[Any]:
         """Check one final observation and return its values. Any thread, without the lock."""
@@ -205,26 +214,27 @@ class StepPacker:
             for i, value in zip(self.followed, self.final_leaves(final), strict=True)
         ]
 
-    def final_columns(self, final: object, ends: Bools) -> tuple[list[Array], Bools]:
-        """Return the final observations ``[rows, ...]`` of steps that end an episode, and which
-        these are.
+    def final_columns(self, final: object, ends: Bools) -> tuple[list[Array], Ids]:
+        """Return the final observations of the steps that end an episode and have one, and which
+        steps these are.
 
         Arrays of objects (Gymnasium's ``infos["final_obs"]``) hold ``None`` for all other steps.
         """
-        count = len(ends)
+        leaves = self.final_leaves(final)
+        for i, value in zip(self.followed, leaves, strict=True):
+            ends = with_final(value, ends, self.schema.fields[i].name)
+        rows = ends.nonzero()[0]
         made = []
-        for i, value in zip(self.followed, self.final_leaves(final), strict=True):
-            field = self.schema.fields[i]
-            ends = with_final(value, ends, field.name)
-            whole = np.zeros((count, *field.shape), field.dtype)
-            array = tensors.as_array(value)
+        for i, value in zip(self.followed, leaves, strict=True):
+            array, field = tensors.as_array(value), self.schema.fields[i]
             if array is None or array.dtype.kind == "O":
-                for row in np.flatnonzero(ends).tolist():
-                    whole[row] = self.fits[i].value(tensors.to_array(value[row]))
+                array = np.empty((len(rows), *field.shape), field.dtype)
+                for k, row in enumerate(rows.tolist()):
+                    array[k] = self.fits[i].value(tensors.to_array(value[row]))
+                made.append(array)
             else:
-                whole[ends] = self.fits[i].column(array[ends])
-            made.append(whole)
-        return made, ends
+                made.append(self.fits[i].column(array.take(rows, 0)))
+        return made, rows
 
     def final_leaves(self, final: Any) -> list[Any]:
         """Return what a final observation has of each field in ``followed``."""
@@ -285,12 +295,6 @@ def ends_tell(schema: Schema) -> bool:
     return all(one.dtype.kind in "biu" and one.codec is None for one in fields)
 
 
-def _says(column: Array) -> Bools:
-    """Return whether each step of an end field says that its episode ends."""
-    says: Bools = column.reshape(len(column)) != 0
-    return says
-
-
 def with_final(value: Any, ends: Bools, name: str) -> Bools:
     """Return which of the steps that end have a final observation: all, or in a list or an array
     of objects those that are not ``None``. Raises SchemaError unless there is a row for each step.
@@ -303,7 +307,9 @@ def with_final(value: Any, ends: Bools, name: str) -> Bools:
         )
     if tensors.is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype.kind != "O"):
         return ends
-    there: Bools = ends & np.array([one is not None for one in value], np.bool_)
+    there = ends.copy()
+    for row in ends.nonzero()[0].tolist():
+        there[row] = value[row] is not None
     return there
 
 
