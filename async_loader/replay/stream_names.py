@@ -37,9 +37,19 @@ class StreamName(tuple[Any, ...]):
 
 
 class EachStream(tuple[Hashable, ...]):
-    """Names of streams, one for each row of a batch. Compared by identity."""
+    """Names of streams, one for each row of a batch. Compared by identity.
 
-    __slots__ = ()
+    ``whole``, ``rows``: where these are some of others, those, and which of them.
+    """
+
+    whole: EachStream | None = None
+    rows: Any = None
+
+    def some(self, rows: Any) -> EachStream:
+        """Return the names of these rows."""
+        part = EachStream(map(self.__getitem__, rows.tolist()))
+        part.whole, part.rows = self, rows
+        return part
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -76,7 +76,8 @@ class VectorWriter(ClosedAtExit):
         self._closed = False
         self._none = bytes(count)  # of a bool for each environment, none of them true
         self._shape = (count,)
-        self._resetting: Bools = np.zeros(count, np.bool_)
+        self._nobody: Bools = np.zeros(count, np.bool_)
+        self._resetting = self._nobody
 
     @property
     def schema(self) -> Schema | None:
@@ -157,10 +158,10 @@ class VectorWriter(ClosedAtExit):
         about = self._about
         if about.schema is not schema:
             about = self._about = _About(schema)
-        if goes_on:
-            after = next_obs
-        else:
-            self._check_mode(over | cut, known)
+        after, ends = next_obs, self._nobody
+        if not goes_on:
+            ends = over | cut
+            self._check_mode(ends, known)
             try:
                 after = self._after(next_obs, over, cut, known, fields)
             except (IndexError, TypeError, tree.Misfit):
@@ -172,19 +173,18 @@ class VectorWriter(ClosedAtExit):
             fields = {**_with_narrow_reward(fields), "next_obs": after}
         elif about.stores_next:
             fields["next_obs"] = after
-        final, then = None, self._resetting
-        streams: Sequence[Hashable] = self._each
+        final = after if about.linked and not goes_on else None
+        streams = self._each
         given = None if priority is None else tensors.to_array(priority)
-        if not goes_on or self._resetting.tobytes() != none:
-            ends, keep = over | cut, ~self._resetting
-            if self._mode == "nextstep":
-                then = ends & keep
-            if not keep.any():  # a call that only resets
-                self._resetting = then
+        if self._resetting.tobytes() != none:
+            keep = ~self._resetting
+            ends = ends & keep
+            rows = keep.nonzero()[0]
+            if not len(rows):  # a call that only resets
+                self._resetting = self._nobody
                 return np.empty(0, np.int64)
             try:
-                if about.linked and ends[keep].any():
-                    final = _pick(after, keep)
+                final = None if final is None or not ends.any() else _pick(final, keep)
                 fields, over, cut = _pick(fields, keep), over[keep], cut[keep]
                 given = None if given is None else given[keep]
             except IndexError:
@@ -192,7 +192,7 @@ class VectorWriter(ClosedAtExit):
                     f"there are {self._count} environments, and a field or the priority has not "
                     f"one value for each: each is [{self._count}, ...]"
                 ) from None
-            streams = [name for name, kept in zip(self.streams, keep, strict=True) if kept]
+            streams = streams.some(rows)
         ids: Ids | None = self._writer._extend_together(
             fields,
             streams,
@@ -202,7 +202,7 @@ class VectorWriter(ClosedAtExit):
             priority=given,
             timeout_s=timeout_s,
         )
-        self._resetting = then
+        self._resetting = ends if self._mode == "nextstep" else self._nobody
         return ids
 
     @explain_wrong_names
@@ -278,7 +278,7 @@ class VectorWriter(ClosedAtExit):
                 f"environment {again[0]} ended twice in a row: it does not spend a step on its "
                 f"reset, as autoreset='next_step' says: {_REMEDY}"
             )
-        if self._mode == "samestep" or not ends.any():
+        if self._mode == "samestep":
             return
         shown = [
             row for row in np.flatnonzero(ends).tolist() if final_of(info, row, None) is not None
@@ -309,13 +309,12 @@ class VectorWriter(ClosedAtExit):
         """Return the observation after each step, also if ``next_obs`` is already that of the next
         episode.
         """
-        ends = over | cut
-        if self._mode != "samestep" or not ends.any():
+        if self._mode != "samestep":
             return next_obs
         after = tree.transform(next_obs, _copied)
         structure = tree.structure_of(after)
-        about = self._about
-        for row in np.flatnonzero(ends).tolist():
+        about, leaves = self._about, list(tree.leaves(after, structure))
+        for row in (over | cut).nonzero()[0].tolist():
             final = final_of(info, row, structure)
             if final is None:
                 if not about.shows_next:
@@ -331,9 +330,7 @@ class VectorWriter(ClosedAtExit):
                 if own is None or tree.structure_of(own) != structure:
                     continue  # not stored, or refused for that
                 final = tree.transform(own, functools.partial(_row, row))
-            for leaf, value in zip(
-                tree.leaves(after, structure), tree.leaves(final, structure), strict=True
-            ):
+            for leaf, value in zip(leaves, tree.leaves(final, structure), strict=True):
                 last = tensors.to_array(value)
                 if last.shape != leaf.shape[1:]:
                     raise SchemaError(
@@ -387,4 +384,4 @@ def _copied(value: object) -> Array:
 
 
 def _pick(value: object, keep: Bools) -> Any:
-    return value if keep.all() else tree.transform(value, lambda leaf: _copied(leaf)[keep])
+    return tree.transform(value, lambda leaf: tensors.to_array(leaf)[keep])

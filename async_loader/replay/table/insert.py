@@ -208,6 +208,9 @@ class Inserter(TableSampler):
 
     def _numbers(self, table: Table, stream: object, steps: int) -> _Streams:
         """Return the streams of a batch. Under the lock."""
+        if type(stream) is EachStream and stream.whole is not None and len(stream) == steps:
+            whole = self._numbers(table, stream.whole, len(stream.whole))
+            return _Streams(None, table.streams, *_plain_steps(whole.numbers.take(stream.rows)))
         last, key = self._last, _key(stream)
         if last is not None and last.known_to is table.streams and len(last.numbers) == steps:
             try:
@@ -220,10 +223,8 @@ class Inserter(TableSampler):
             numbers = table.numbers(names)
         else:
             numbers = np.full(steps, table.stream(names), np.int64)
-        heads = plain_heads(steps)
-        heads["stream"] = numbers
         key = key.copy() if isinstance(key, list) else key
-        self._last = _Streams(key, table.streams, numbers, heads.tobytes())
+        self._last = _Streams(key, table.streams, *_plain_steps(numbers))
         return self._last
 
     def _put_as_allowed(self, rows: Rows, stream: object, timeout_s: float | None) -> Ids:
@@ -381,6 +382,13 @@ class Inserter(TableSampler):
         for one in self.table.prioritized:
             one.check(priority)
         return priority
+
+
+def _plain_steps(numbers: Ids) -> tuple[Ids, bytes]:
+    """Return the numbers of streams, and the heads of steps of these within their episodes."""
+    heads = plain_heads(len(numbers))
+    heads["stream"] = numbers
+    return numbers, heads.tobytes()
 
 
 def _source(table: Table, rows: Rows, streams: Ids) -> RowSource:

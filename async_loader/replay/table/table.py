@@ -72,6 +72,7 @@ class Table(TableStreams):
         self._singles = RowSource.of(self._of_records(), self.records.heads)
         self._source = self._singles
         self._batches: Batches | None = None
+        self._other_count = 0  # of the last batch of another size than those
         self._ids = np.full(most + 1, -1, np.int64)
 
     def _of_records(self) -> Ids:
@@ -121,7 +122,7 @@ class Table(TableStreams):
 
     def gather_batch(self, columns: Sequence[Array], heads: bytes, count: int) -> int:
         """Gather a batch of records. Return the place of the first; -1 if it is to be written
-        at once: it is large, or not contiguous.
+        at once: it is large, or not contiguous, or the first of its size.
         """
         records, batches = self.records, self._batches
         if not 0 < 2 * count <= records.limit:
@@ -131,6 +132,9 @@ class Table(TableStreams):
         except (TypeError, ValueError, BufferError):  # also of columns without a buffer, as times
             return -1
         if batches is None or count != batches.rows:
+            if count != self._other_count:  # one with a final observation, between usual ones
+                self._other_count = count
+                return -1
             self.single()
             batches = self._batches = Batches(self._fields, count, records.limit)
         place = records.count
