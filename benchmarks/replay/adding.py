@@ -2,7 +2,9 @@
 what rows add and extend have in common. Draws nothing.
 
 Every contender is given what its call wants, made beforehand; only the call is timed. The tables
-are full, so that each step makes room for itself and no page is new.
+are full, so that each step makes room for itself and no page is new. The steps are random numbers.
+Every 900th ends its episode: one call in 900 does, or in 14 where each adds 64 steps. Streams are
+named anew in each call, as programs do.
 """
 
 from collections.abc import Callable
@@ -15,14 +17,17 @@ from benchmarks.measure import time_calls
 from benchmarks.replay import tables, workloads
 
 WORK = workloads.Small(128 * 1024)
-STEPS = 256
-"""Number of different steps, which take turns."""
+
+
+def _vectors(width: int) -> list[workloads.Columns]:
+    """Return different steps, which take turns; some end episodes."""
+    return WORK.vectors(width, max(256, workloads.EPISODE // width))
 
 
 def _time(add: Callable[[Any], Any], steps: list[Any], seconds: float, width: int) -> Figures:
+    for step in steps:
+        add(step)
     turns = cycle(steps)
-    for _ in range(STEPS):
-        add(next(turns))
     figures = time_calls(lambda: add(next(turns)), seconds)
     return {**figures, "steps_per_s": width / figures["us"] * 1e6}
 
@@ -31,7 +36,7 @@ def _steps(width: int) -> list[workloads.Columns]:
     """As environments give them: arrays of `width` rows,
     or for one environment without that dimension.
     """
-    steps = WORK.vectors(width, STEPS)
+    steps = _vectors(width)
     return (
         steps
         if width > 1
@@ -63,7 +68,7 @@ def cpprb(seconds: float, width: int) -> Figures:
 
 def torchrl(seconds: float, width: int) -> Figures:
     buffer = tables.torchrl(WORK, workloads.BATCH)
-    steps = [tables.for_torchrl(step) for step in WORK.vectors(width, STEPS)]
+    steps = [tables.for_torchrl(step) for step in _vectors(width)]
     if width == 1:
         return _time(buffer.add, [step[0] for step in steps], seconds, width)
     return _time(buffer.extend, steps, seconds, width)
@@ -74,7 +79,7 @@ def sb3(seconds: float, width: int) -> Figures:
     infos: list[dict[str, Any]] = [{}] * width
     steps = [
         (step["obs"], step["next_obs"], step["action"], step["reward"], step["terminated"], infos)
-        for step in WORK.vectors(width, STEPS)
+        for step in _vectors(width)
     ]
     for _ in range(0 if width == 1 else WORK.rows // width):
         buffer.add(*steps[0])
@@ -84,7 +89,7 @@ def sb3(seconds: float, width: int) -> Figures:
 def rlox(seconds: float, width: int) -> Figures:
     buffer = tables.rlox(WORK)
     if width > 1:
-        steps = [tables.for_rlox(step) for step in WORK.vectors(width, STEPS)]
+        steps = [tables.for_rlox(step) for step in _vectors(width)]
         return _time(lambda step: buffer.push_batch(**step), steps, seconds, width)
     one = [
         (step["obs"], step["action"], float(step["reward"]), bool(step["terminated"]), False,

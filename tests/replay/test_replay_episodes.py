@@ -113,6 +113,21 @@ def test_an_end_field_may_have_a_shape_of_ones(
             assert right[name].shape == column.shape + (shape if name in ends else ())
 
 
+@pytest.mark.parametrize("dtype", [np.bool_, np.int64, np.float32])
+@pytest.mark.parametrize("way", ["add", "extend"])
+def test_an_end_field_ends_an_episode_with_any_number_but_zero(dtype: Any, way: str) -> None:
+    says = np.array([0, 256, -0.0, 0.5, 0, 1, 0]).astype(dtype)
+    with ReplayBuffer(10, {"obs": Field((), np.int64, stack=2), "terminated": dtype}) as buffer:
+        if way == "add":
+            for t, said in enumerate(says):
+                buffer.add(obs=t, terminated=said)
+        else:
+            for steps in np.split(np.arange(7), [3, 6]):  # the second one is gathered
+                buffer.extend(obs=steps, terminated=says[steps], stream=0)
+        before = buffer.get(np.arange(7))["obs"][:, 0]
+        assert before.tolist() == [0, *(t + (said != 0) for t, said in enumerate(says[:-1]))]
+
+
 @pytest.mark.parametrize(
     "stream",
     [[0, 1], range(2), np.array([0, 1]), torch.tensor([0, 1])],

@@ -12,7 +12,7 @@ from async_loader.compat.sb3.transitions import TransitionFormat, Transitions
 from async_loader.errors import Broken
 from async_loader.replay import ReplayBuffer as Table
 from async_loader.replay.array_types import Array, Bools, Ids
-from async_loader.replay.base.row_format import CURSOR, TERMINATED, TRUNCATED
+from async_loader.replay.base.row_format import CURSOR
 from async_loader.replay.buffer import shared_table
 from async_loader.replay.table.records import plain_heads
 from async_loader.replay.table.table_state import TableState
@@ -142,9 +142,9 @@ def gatherer(state: TableState, n_envs: int) -> Callable[[Sequence[Any], Timeout
     """
     table, waiters = state.table, state.waiters
     records = table.records
-    columns, no_ends = records.views, bytes(n_envs)
+    columns = records.views
     terminated, truncated = columns[-2], columns[-1]
-    flags, known_to, marked = records.heads["flags"], None, False
+    known_to, marked = None, False
 
     def gather(values: Sequence[Any], timeouts: Timeouts) -> int:
         nonlocal known_to, marked
@@ -164,18 +164,14 @@ def gatherer(state: TableState, n_envs: int) -> Callable[[Sequence[Any], Timeout
             if not count:
                 records.first = int(table.g[CURSOR])
                 if marked:
-                    flags[:] = truncated[:] = marked = False
+                    truncated[:] = marked = False
             stop = count + n_envs
             for i, value in enumerate(values):
                 columns[i][count:stop] = value
-            if timeouts is not None or (
-                terminated[count] if n_envs == 1 else terminated[count:stop].tobytes() != no_ends
-            ):
-                ended, marked = terminated[count:stop], True
-                if timeouts is not None:
-                    ended &= ~timeouts
-                    truncated[count:stop] = timeouts
-                flags[count:stop] = ended * TERMINATED | truncated[count:stop] * TRUNCATED
+            if timeouts is not None:
+                marked = True
+                terminated[count:stop] &= ~timeouts
+                truncated[count:stop] = timeouts
             records.count = stop
             if waiters.any_waits:
                 try:

@@ -179,8 +179,8 @@ class RemoteWriter(ClosedAtExit):
             streams.names[OWN] = streams.own
         else:
             number = streams.number(stream)
-        ended = final_obs is not None
-        packed, flags = packer.pack_plain(values, said, ended) or packer.pack(values, said, ended)
+        ends, plain = final_obs is not None, packer.pack_plain
+        packed, flags = plain(values, said, ends) or packer.pack(values, said, ends)
         flags &= ENDS
         records = [(packed, flags, given)]
         if final_obs is not None:
