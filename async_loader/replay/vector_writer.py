@@ -76,8 +76,8 @@ class VectorWriter(ClosedAtExit):
         self._closed = False
         self._none = bytes(count)  # of a bool for each environment, none of them true
         self._shape = (count,)
-        self._nobody: Bools = np.zeros(count, np.bool_)
-        self._resetting = self._nobody
+        self._none_ended: Bools = np.zeros(count, np.bool_)
+        self._resetting = self._none_ended
 
     @property
     def schema(self) -> Schema | None:
@@ -158,7 +158,7 @@ class VectorWriter(ClosedAtExit):
         about = self._about
         if about.schema is not schema:
             about = self._about = _About(schema)
-        after, ends = next_obs, self._nobody
+        after, ends = next_obs, self._none_ended
         if not goes_on:
             ends = over | cut
             self._check_mode(ends, known)
@@ -181,7 +181,7 @@ class VectorWriter(ClosedAtExit):
             ends = ends & keep
             rows = keep.nonzero()[0]
             if not len(rows):  # a call that only resets
-                self._resetting = self._nobody
+                self._resetting = self._none_ended
                 return np.empty(0, np.int64)
             try:
                 final = None if final is None or not ends.any() else _pick(final, keep)
@@ -202,7 +202,7 @@ class VectorWriter(ClosedAtExit):
             priority=given,
             timeout_s=timeout_s,
         )
-        self._resetting = ends if self._mode == "nextstep" else self._nobody
+        self._resetting = ends if self._mode == "nextstep" else self._none_ended
         return ids
 
     @explain_wrong_names

@@ -111,7 +111,7 @@ def finals_of(heads: Heads) -> int:
 
 @functools.cache
 def _pack_into(nbytes: int) -> Callable[..., None]:
-    """Return what writes the head of a record, and its small fields of so many bytes."""
+    """Return what writes the head of a record, and ``nbytes`` of small fields."""
     return struct.Struct(f"<IId{nbytes}s").pack_into
 
 
