@@ -72,7 +72,7 @@ class Table(TableStreams):
         self._singles = RowSource.of(self._of_records(), self.records.heads)
         self._source = self._singles
         self._batches: Batches | None = None
-        self._other_count = 0  # of the last batch of another size than those
+        self._other_count = 0  # of the last batch, if it was of another size than those
         self._ids = np.full(most + 1, -1, np.int64)
 
     def _of_records(self) -> Ids:
@@ -132,12 +132,12 @@ class Table(TableStreams):
         except (TypeError, ValueError, BufferError):  # also of columns without a buffer, as times
             return -1
         if batches is None or count != batches.rows:
-            if count != self._other_count:  # one with a final observation, between usual ones
+            if count != self._other_count:  # as one with a final observation, between usual ones
                 self._other_count = count
                 return -1
             self.single()
             batches = self._batches = Batches(self._fields, count, records.limit)
-        place = records.count
+        self._other_count, place = 0, records.count
         if records.single or place + count > batches.most:
             self.finish()
             records.single, self._source, place = False, batches.source, 0
