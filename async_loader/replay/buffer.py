@@ -104,7 +104,7 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
         with its steps, priorities and draws. ``"memory"``, as ``None``: the memory goes with the
         process.
     device : str | torch.device, optional
-        Arrays are then tensors on this device, and batches too; numbers (fields of shape ``()``),
+        Arrays are then tensors on this device, and batches too; numbers (fields of one element),
         ids, priorities and draws stay here. For frames, and for simulators on an accelerator:
         tensors of the device are added without a copy here. Steps make room in order; there is no
         limiter, source or codec. A save keeps other threads from the table while it runs.

@@ -155,7 +155,8 @@ class Both:
     def update(self, ids: list[int]) -> None:
         self.seed += 10
         values = drawn(self.seed, len(ids))
-        self.call("update", np.array(ids), large=values["large"], reward=values["reward"])
+        large = values["large"].reshape(len(ids), 3, 100)  # any shape with as many elements
+        self.call("update", np.array(ids), large=large, reward=values["reward"])
 
     def save_and_load(self, folder: Any, swap: bool) -> None:
         here, there = self.tables
@@ -303,8 +304,6 @@ def test_what_it_does_not_do_is_refused():
     with pytest.raises(Unsupported, match="call sample"):
         AsyncDataLoader(table, 4)
     table.extend(x=np.zeros((4, 4), np.float32), reward=np.zeros(4))
-    with pytest.raises(Unsupported, match="padded"):
-        table.sample(2, view=Sequences(4, whole="ragged"))
 
 
 def test_a_field_that_does_not_fit_is_named_and_nothing_is_added():
@@ -348,8 +347,28 @@ def test_views_that_compute_with_arrays_are_refused():
         goal=np.zeros((9, 2), np.float32), achieved=np.zeros((9, 2), np.float32),
         reward=np.zeros(9), terminated=np.zeros(9, bool),
     )  # fmt: skip
-    with pytest.raises(Unsupported, match="view="):
-        table.sample(2, view=view)
+    for one in (view, Transitions(n_steps=2, reward="goal"), Sequences(4, whole="ragged")):
+        with pytest.raises(Unsupported, match="view="):
+            table.sample(2, view=one)
+        with pytest.raises(Unsupported, match="view="):
+            ReplayBuffer(20, table.schema, view=one, device="cpu")
+
+
+def test_ends_and_rewards_of_shape_1_are_numbers():
+    schema = {
+        "obs": Field((2,), "float32", next="after"),
+        "reward": Field((1,), "float32"),
+        "terminated": Field((1,), "bool"),
+    }
+    here, there = (ReplayBuffer(20, schema, **how) for how in ({}, {"device": "cpu"}))
+    for table in (here, there):
+        ends = np.arange(9)[:, None] == 6
+        table.extend(
+            obs=np.arange(18).reshape(9, 2), reward=np.arange(9, dtype=np.float32)[:, None],
+            terminated=ends, stream=0, final_obs=np.full((9, 2), 7.0),
+        )  # fmt: skip
+    for view in (None, Transitions(n_steps=3)):
+        check_equal(there.get(np.arange(12), view=view), here.get(np.arange(12), view=view))
 
 
 def test_ids_of_last_observations_are_not_updated():
@@ -388,9 +407,10 @@ def test_an_interrupt_between_rows_and_their_arrays_leaves_none_wrong(call, monk
     table = ReplayBuffer(9, {"obs": Field((2,), "float32", next="after"), "terminated": "bool"},
                          device="cpu")  # fmt: skip
     rows = shared_table(table).rows
+    put = rows.put
     for i in range(20):
         table.add(obs=np.full(2, i), terminated=False, stream=0)
-    step, last = {"obs": np.full(2, 20.0), "terminated": True}, np.full(2, 7.0)
+    step, last = {"obs": np.full(2, 20.0), "terminated": True}, torch.full((2,), 7.0)
     calls = {
         "add": lambda: table.add(step, stream=0, final_obs=last),
         "extend": lambda: table.extend(
@@ -399,10 +419,12 @@ def test_an_interrupt_between_rows_and_their_arrays_leaves_none_wrong(call, monk
         ),
         "end_episode": lambda: table.end_episode(stream=0, final_obs=last),
     }  # fmt: skip
+    puts = iter((interrupted,))
     with monkeypatch.context() as patch:
-        patch.setattr(rows, "put", interrupted)
+        patch.setattr(rows, "put", lambda *given: next(puts, put)(*given))
         with pytest.raises(KeyboardInterrupt):
             calls[call]()
+    last.fill_(9)  # its owner goes on
     found = table.get(np.arange(22))
     assert found["obs"][:, 0].tolist() == found["index"].tolist()
     assert found["after"][:-1, 0].tolist() == found["index"][1:].tolist()

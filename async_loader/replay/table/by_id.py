@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,23 +125,23 @@ def columns_of(step_packer: StepPacker, fields: Mapping[str, Any], rows: int) ->
                 f"field {name!r} has codec={fit.field.codec!r}, and a compressed value has no room "
                 "for another: leave the codec out to update it"
             )
-        column = fit.column(_in_rows(value, rows, fit.field))
+        column = fit.column(in_rows(value, rows, fit.field))
         if len(column) != rows:
             raise SchemaError(f"field {name!r} has {len(column)} rows for {rows} ids: one for each")
         columns[known[name]] = column
     return columns
 
 
-def _in_rows(value: object, rows: int, field: Field) -> Any:
+def in_rows(value: Any, rows: int, field: Field) -> Any:
     """Reshape a value to ``[rows, *field.shape]`` if only its shape differs, as ``[rows, 1]`` from
     a network.
     """
-    array = tensors.as_array(value)
+    array = value if tensors.is_tensor(value) else tensors.as_array(value)
     wanted = (rows, *field.shape)
     if (
         array is None
         or array.shape == wanted
-        or array.size != int(np.prod(wanted))
+        or math.prod(array.shape) != math.prod(wanted)
         or not array.ndim
         or len(array) != rows
     ):

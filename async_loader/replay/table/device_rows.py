@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from async_loader.errors import ConfigError, OutOfMemory, require
 from async_loader.replay.array_types import Array, Bytes, Ids
 from async_loader.replay.base.row_format import HEAD_BYTES, ID
 from async_loader.replay.table.storage import Storage, StorageLayout
-from async_loader.schema import Schema
+from async_loader.schema import Field, Schema
 from async_loader.shm.limits import human
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ def device_of(device: Any) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"device={str(device)!r}: {said}: say device='cpu'") from None
+
+
+def is_array(field: Field) -> bool:
+    """Return whether a field lies on the device. Numbers do not: rules read them."""
+    return math.prod(field.shape) != 1
 
 
 class DeviceRows:
@@ -68,11 +74,11 @@ class DeviceRows:
 
         self.schema, self.count, self.device = schema, count, device
         self.fields: dict[int, Any] = {}
-        nbytes = [(count + 1) * one.nbytes for one in schema.fields if one.shape]
+        nbytes = [(count + 1) * one.nbytes for one in schema.fields if is_array(one)]
         self.nbytes = sum(nbytes)
         try:
             for i, field in enumerate(schema.fields):
-                if field.shape:
+                if is_array(field):
                     dtype = getattr(torch, _STAND_INS.get(field.dtype.name, field.dtype.name))
                     rows = torch.empty((count + 1, *field.shape), dtype=dtype, device=device)
                     rows[0] = 0

@@ -31,13 +31,13 @@ from async_loader.replay.base.row_format import CURSOR, ENDS
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.read_plan import ReadPlan
 from async_loader.replay.samplers import Sampler
-from async_loader.replay.table.by_id import SharedTable
-from async_loader.replay.table.device_rows import DeviceRows, ResidentRows, device_of
+from async_loader.replay.table.by_id import SharedTable, in_rows
+from async_loader.replay.table.device_rows import DeviceRows, ResidentRows, device_of, is_array
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.replay.table.sample import assembled
 from async_loader.replay.table.step_packer import with_final
 from async_loader.replay.table.storage import RowParts, StorageLayout
-from async_loader.replay.views import Sequences, View
+from async_loader.replay.views import Sequences, Transitions, View
 from async_loader.schema import Field, Schema
 from async_loader.source import Applied
 
@@ -52,7 +52,7 @@ _ON_HOST = ("index", "step_index")
 class ResidentTable(SharedTable):
     """A `SharedTable` whose arrays are tensors ``[rows, *shape]`` of one device.
 
-    Numbers (fields of shape ``()``) stay here: rules need them. See NOTE [slots].
+    Numbers (fields of one element) stay here: rules need them. See NOTE [slots].
 
     Parameters
     ----------
@@ -69,9 +69,13 @@ class ResidentTable(SharedTable):
     def held(self) -> Iterator[None]:
         """Keep every other thread from the table, also for as long as a save or a load takes."""
         with self._one:
-            if self._due:  # Ctrl-C came between rows and their arrays
-                self._write_due()
-            yield
+            try:
+                if self._due:
+                    self._write_due()
+                yield
+            finally:
+                if self._due:  # Ctrl-C came before their arrays, which their owner may change now
+                    self._write_due()
 
     def _write_due(self) -> None:
         """Write the arrays that are due, of the rows that were inserted."""
@@ -93,6 +97,7 @@ class ResidentTable(SharedTable):
         assert self.capacity is not None
         rows = StorageLayout.of(slots, self.capacity).rows
         self.rows = DeviceRows(schema, rows, self.device)
+        self._check_shown(self.view)
         super().allocate(slots)
         self._fits = [FieldValidator(field) for field in schema.fields]
 
@@ -278,13 +283,20 @@ class ResidentTable(SharedTable):
 
     def read_plan(self, view: View | None, sampler: Sampler | None = None) -> ReadPlan:
         """See `TableSampler.read_plan`. Raises Unsupported for views that compute with arrays."""
-        shown = self.view if view is None else view
-        if isinstance(shown, Hindsight) or (isinstance(shown, Sequences) and shown.ragged):
-            raise Unsupported(
-                f"view={shown!r}: a table on a device shows Transitions, and Sequences that are "
-                "padded: take a table without device="
-            )
+        self._check_shown(view)
         return super().read_plan(view, sampler)
+
+    def _check_shown(self, view: View | None) -> None:
+        arrays = [self.rows.schema.fields[i].name for i in self.rows.fields]
+        if (
+            isinstance(view, Hindsight)
+            or (isinstance(view, Sequences) and view.ragged)
+            or (isinstance(view, Transitions) and view.n_steps > 1 and view.reward in arrays)
+        ):
+            raise Unsupported(
+                f"view={view!r}: a table on a device shows Sequences that are padded, and "
+                "Transitions whose rewards are numbers: take a table without device="
+            )
 
     def arrays(
         self, sampler: Sampler, batch_size: int, view: View | None, timeout_s: float | None
@@ -350,9 +362,10 @@ class ResidentTable(SharedTable):
             for name, value in named(fields):
                 plain[name] = value
                 if name in positions:
-                    plain[name] = self._slots(ids)
-                    values[positions[name]] = self._column(positions[name], value)
-                    if len(values[positions[name]]) != len(ids):
+                    plain[name], i = self._slots(ids), positions[name]
+                    field = self.rows.schema.fields[i]
+                    values[i] = self._column(i, in_rows(value, len(ids), field))
+                    if len(values[i]) != len(ids):
                         raise SchemaError(
                             f"field {name!r} has {len(value)} rows for {len(ids)} ids: one for each"
                         )
@@ -387,6 +400,6 @@ def resident_table(device: Any, *args: Any, **refused: object) -> ResidentTable:
 
 def _slot_field(field: Field) -> Field:
     """Return the field of a row here."""
-    if not field.shape:
+    if not is_array(field):
         return field
     return replace(field, shape=(), dtype=_SLOT)
