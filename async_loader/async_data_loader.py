@@ -381,13 +381,15 @@ class AsyncDataLoader(Generic[B]):
                 f"the state is of another source, and a {type(source).__name__} has none: make the "
                 "loader as it was then"
             )
-        first = self._engine.iteration.position
+        first, here = self._engine.iteration.position, self._engine.state()["source"]
         self._dropped.detach()
         self._engine.core.close(CLOSE_TIMEOUT_S, used=True)
         try:
             source.load_state_dict(of_source)
             first, self._seed, self._before = state["batches"], state["seed"], 0
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            if here is not None:  # a part of the other state may be in place
+                source.load_state_dict(here)
             raise ConfigError(
                 f"the state does not fit this {type(source).__name__} ({error}): make the loader "
                 "as it was then"

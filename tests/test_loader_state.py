@@ -195,8 +195,10 @@ def test_a_state_of_something_else_is_refused_and_the_loader_goes_on():
         for wrong in ({}, None, {**state, "version": 2}, {**state, "batches": "1"}):
             with pytest.raises(ConfigError, match="no state_dict of an AsyncDataLoader"):
                 loader.load_state_dict(wrong)
-        with pytest.raises(ConfigError, match="does not fit this ReplaySource"):
-            loader.load_state_dict({**state, "source": {"function": 1}})
+        for source in ({"function": 1}, {**state["source"], "used": "x"}):
+            with pytest.raises(ConfigError, match="does not fit this ReplaySource"):
+                loader.load_state_dict({**state, "source": source})
+            assert loader.state_dict() == state
         next(loader)
     with pytest.raises(Closed):
         loader.load_state_dict(state)
