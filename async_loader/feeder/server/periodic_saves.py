@@ -268,9 +268,11 @@ class TableSaves:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether the table was kept: it is newer than its saves."""
+        """Whether the table was kept: it is newer than its saves. One that has had no step was
+        made by a process that ended before it loaded them.
+        """
         kept = shared_table(self.buffer).kept
-        return kept is not None and bool(kept.found)
+        return kept is not None and bool(kept.found) and self._steps_had > 0
 
     @property
     def _steps_had(self) -> int:

@@ -92,6 +92,19 @@ def test_what_was_there_at_the_end_is_there_at_the_next_start(tmp_path):
         assert sorted(rows(client)) == list(range(150))
 
 
+def test_a_start_that_failed_before_its_kept_tables_were_loaded_loses_no_save(tmp_path):
+    with serving(settings(tmp_path)) as server, connect(server.address) as client:
+        write(client, range(100))
+    path = settings(tmp_path, table="{capacity: 1000, schema: {x: int64}, keep: kept}")
+    for table in ServerSettings.load(path).make_tables().values():
+        table.close()
+    for _ in range(2):
+        with serving(path) as server, connect(server.address) as client:
+            status = client.status()
+            assert status["tables"]["t"]["size"] == 100
+            assert status["checkpoints"]["t"]["lost_rows"] == 0
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_rows_that_a_learner_had_and_did_not_use_are_in_a_save_and_come_marked(tmp_path, closed):
     path = settings(tmp_path, 0.05, "{queue: 64, schema: {x: int64}}")
