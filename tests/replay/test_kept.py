@@ -107,7 +107,11 @@ def test_a_folder_has_one_table_at_a_time_also_beside_a_fork(tmp_path):
     ("capacity", "settings", "text"),
     [
         (41, {}, "capacity=40, and 41 is asked for"),
-        (40, {"schema": {"x": "int64"}}, r"schema=\(x, frame, done\), and \(x\) is asked for"),
+        (
+            40,
+            {"schema": {"x": "float32"}},
+            r"schema=\(x int64\[\], .*, and \(x float32\[\]\) is asked",
+        ),
         (40, {"max_times_sampled": 2}, "max_times_sampled=0, and 2"),
         (40, {"remover": Prioritized()}, "remover='Fifo', and 'Prioritized'"),
     ],

@@ -363,7 +363,7 @@ class KeptFile:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return f"({', '.join(str(field[0]) for field in value['fields'])})"
+        return f"({schema_of(value)})"
     return repr(value)
 
 
