@@ -18,16 +18,21 @@ from async_loader.validation import one_of, whole
 
 
 class _Tree:
-    """A tree for kernels: ``nodes``, of which the upper ``width`` are
-    leaves. See row_kernels.py.
+    """A tree for kernels: ``nodes``, of which those from ``first`` on are leaves. See
+    row_kernels.py.
     """
 
     def __init__(self, rows: int, empty: float) -> None:
         from async_loader.replay.samplers import row_kernels  # late: see compiled.py
 
         self._k = row_kernels
-        self.width = 1 << max(0, rows - 1).bit_length()
-        self.nodes: Floats = np.full(2 * self.width, empty)
+        self.first, width = row_kernels.ROOT, 1
+        while width < rows:
+            self.first, width = 8 * (self.first - 6), 8 * width
+        count = -(-(self.first + rows) // 8) * 8
+        nodes = np.full(count + 8, empty)
+        start = -nodes.ctypes.data // 8 % 8  # of a cache line
+        self.nodes: Floats = nodes[start : start + count]
 
     def set(self, rows: Rows, values: Floats) -> None:
         """Set values.
@@ -36,16 +41,16 @@ class _Tree:
         """
         least = isinstance(self, MinTree)
         nodes = np.empty(len(rows), np.int64)
-        self._k.add_up(self.nodes, self.width, rows, values, nodes, least)
+        self._k.add_up(self.nodes, self.first, rows, values, nodes, least)
 
     @property
     def leaves(self) -> Floats:
         """The values, one for each row."""
-        return self.nodes[self.width :]
+        return self.nodes[self.first :]
 
     @property
     def root(self) -> float:
-        return float(self.nodes[1])
+        return float(self.nodes[self._k.ROOT])
 
 
 class SumTree(_Tree):
@@ -60,7 +65,7 @@ class SumTree(_Tree):
         Return rows and values. 256 of a million: about 15 us.
         """
         rows, values = np.empty(len(numbers), np.int64), np.empty(len(numbers))
-        self._k.choose(self.nodes, self.width, numbers, stratified, rows, values)
+        self._k.choose(self.nodes, self.first, numbers, stratified, rows, values)
         return rows, values
 
 
@@ -267,7 +272,7 @@ class Prioritized(Binding):
         rows, nodes = np.empty((2, len(ids)), np.int64)
         mass = np.empty(len(ids))
         there, items, largest = self._k.update_by_id(
-            geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.width, rows, mass,
+            geometry, ids, priority, self.eps, self.alpha, sums.nodes, sums.first, rows, mass,
             nodes,
         )  # fmt: skip
         if items:
@@ -318,7 +323,7 @@ class Prioritized(Binding):
         count = len(reading.ids)
         missing = self._k.draw_and_read(
             sums.nodes,
-            sums.width,
+            sums.first,
             self._numbers.take(count),
             self.stratified,
             base,

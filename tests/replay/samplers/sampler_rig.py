@@ -71,12 +71,18 @@ def tally(rig: Rig, rows: int, draws: int, count: int) -> Any:
 
 
 def sums_are_exact(tree: Any) -> None:
-    nodes, leaves = tree.nodes, tree.width
-    parents = np.arange(1, leaves)
-    assert (nodes[parents] == nodes[2 * parents] + nodes[2 * parents + 1]).all()
+    parents, children = parents_of(tree)
+    while children.shape[1] > 1:  # two by two
+        children = children[:, ::2] + children[:, 1::2]
+    assert (parents == children[:, 0]).all()
 
 
 def minima_are_exact(tree: Any) -> None:
-    nodes, leaves = tree.nodes, tree.width
-    parents = np.arange(1, leaves)
-    assert (nodes[parents] == np.minimum(nodes[2 * parents], nodes[2 * parents + 1])).all()
+    parents, children = parents_of(tree)
+    assert (parents == children.min(axis=1)).all()
+
+
+def parents_of(tree: Any) -> Any:
+    """The values of nodes that have children, and those of the children."""
+    children = tree.nodes[8:].reshape(-1, 8)
+    return tree.nodes[7 : 7 + len(children)], children

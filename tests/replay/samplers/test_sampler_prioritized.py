@@ -227,7 +227,7 @@ class PrioritizedAgainstADict(RuleBasedStateMachine):
         if not hasattr(self, "rig"):
             return
         sampler = self.rig.sampler
-        expected = np.zeros(sampler._masses.width)
+        expected = np.zeros_like(sampler._masses.leaves)
         expected[list(self.mass)] = list(self.mass.values())
         assert sampler._masses.leaves == pytest.approx(expected, rel=1e-12, abs=0)
         sums_are_exact(sampler._masses)
