@@ -102,7 +102,7 @@ def _register() -> None:
 
 def fields(keys: Iterable[str], values: Iterable[Any]) -> Fields:
     """Return a flat batch."""
-    if any(name in sys.modules for name in tuple(_unregistered)):
+    if not sys.modules.keys().isdisjoint(_unregistered):
         _register()
     return Fields(zip(keys, values, strict=True))
 

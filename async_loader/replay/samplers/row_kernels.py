@@ -18,8 +18,8 @@ import numpy as np
 
 from async_loader.replay.array_types import Array, Ids
 from async_loader.replay.base.compiled import kernel
-from async_loader.replay.base.row_format import ALIVE, GIVEN
-from async_loader.replay.kernels.machine import prefetch
+from async_loader.replay.base.row_format import ALIVE, GIVEN, STRIDE
+from async_loader.replay.kernels.machine import at_row, fetch, prefetch
 from async_loader.replay.kernels.reading import copy_rows, note_priority, row_of
 
 
@@ -162,7 +162,10 @@ def draw_and_read(
     """`choose`, `weigh` and `read` in one kernel. Returns how many items could not be read."""
     start = 0
     while start < len(ids):
-        start = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
+        stop = choose_part(tree, leaves, numbers, stratified, rows, mass, start)
+        for i in range(start, stop):  # rows come while others go down
+            fetch(at_row(g, rows[i]), g[STRIDE])
+        start = stop
     weigh(mass, base, beta, weight)
     none = rows[:0]
     return copy_rows(g, rows, ids, fields, plan, ids.ctypes.data, none, none)
