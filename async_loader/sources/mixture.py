@@ -258,10 +258,11 @@ class Mixture(ClosedAtExit):
                 f"{len(self._members)}: make it as it was then"
             )
         self._rng.bit_generator.state = state["generator"]
-        self._seed, self._batches, self._counts = state["seed"], state["batches"], state["counts"]
+        self._seed, self._counts = state["seed"], state["counts"]
+        self._batches = whole("batches", state["batches"], 0)
         self._ended, self._at = False, None
         for member, (of_source, taken) in zip(self._members, state["members"], strict=True):
-            member.load(of_source, taken)
+            member.load(of_source, whole("taken", taken, 0))
 
     def reader(self) -> Reader | None:
         """Return None: `plan` reads the rows of all sources."""
