@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from async_loader import tree
-from async_loader.schema import Schema
+from async_loader.schema import Field, Schema
 from async_loader.source import Window
 
 _LINE = 64  # a cache line; also the alignment that torch's kernels prefer
@@ -68,6 +68,12 @@ class BatchLayout:
         record, names = self._record
         whole = np.ndarray((), record, root)
         return [whole[name] for name in names]
+
+    @cached_property
+    def schema(self) -> Schema:
+        """Of one row, where every array has a row of each."""
+        fields = [Field(one.shape[1:], one.dtype, name=one.name) for one in self.regions]
+        return Schema(self.structure, tuple(fields))
 
     @cached_property
     def _record(self) -> tuple[np.dtype[Any], list[str]]:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_loader import tree
 from async_loader.errors import CannotSend, ConfigError, OutOfMemory
 from async_loader.name_hints import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
+from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.codec import Encoded, shared
@@ -172,9 +172,8 @@ class ChunkAssembler:
         assert job.layout is not None
         start = number * self.chunk_size
         stop = min(start + self.chunk_size, job.rows)
-        fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]
-        structure = job.layout.structure
-        return [tree.rebuild(structure, [f[i] for f in fields]) for i in range(stop - start)]
+        fields = job.layout.views(job.buffer.root)
+        return collate.written(job.layout.structure, fields, start, stop)
 
 
 def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:

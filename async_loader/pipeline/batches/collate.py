@@ -13,7 +13,8 @@ no state.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ IGNORE_PREFIX = "collate_ignore"
 _SMALL_BYTES = 64 << 10
 """A column of tensors up to here is stacked into memory of its own and then copied, which takes
 less time than a look at each dtype does."""
+_AT_ONCE_BYTES = 256 << 10
+"""Samples of up to here are made before they are written. They stay in a core's cache; and what is
+freed of more than that, glibc may give back to the system, and the next ones fault it in anew."""
 _SMALL_DTYPES = frozenset(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f4", "f8")))
 """Dtypes of such columns. Not float16: torch keeps it beside ints, `_common_dtype` does not."""
 
@@ -78,6 +82,42 @@ def fill(schema: Schema, samples: Sequence[Any], fields: Sequence[npt.NDArray[An
                 _write_small_tensors(field, column, out)
             else:
                 _write_column(field, column, out)
+
+
+def fill_as_made(
+    schema: Schema,
+    make: Callable[..., Any],
+    arguments: Iterator[tuple[Any, ...]],
+    fields: Sequence[npt.NDArray[Any]],
+) -> list[Any] | None:
+    """As `fill`, of samples that are made by one call for each tuple of arguments: a few are
+    written before the next ones are made, which take their memory while it is in the caches.
+
+    Returns
+    -------
+    list | None
+        All samples, when one is not what the schema says; what was written as it is there.
+    """
+    row_bytes = sum(field.nbytes for field in schema.fields)
+    few = max(1, _AT_ONCE_BYTES // max(1, row_bytes))
+    for start in range(0, len(fields[0]), few):
+        # lists, and no generators, which would change a StopIteration
+        samples = [make(*each) for each in itertools.islice(arguments, few)]
+        try:
+            fill(schema, samples, [out[start : start + few] for out in fields])
+        except tree.Misfit:
+            before = written(schema.structure, fields, 0, start)
+            return [*before, *samples, *[make(*each) for each in arguments]]
+        del samples
+    return None
+
+
+def written(
+    structure: tree.Structure, fields: Sequence[npt.NDArray[Any]], start: int, stop: int
+) -> list[Any]:
+    """Rows of a batch as samples again, on memory of their own."""
+    columns = [out[start:stop].copy() for out in fields]
+    return [tree.rebuild(structure, [column[i] for column in columns]) for i in range(stop - start)]
 
 
 def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,6 +145,20 @@ class LocalCollator:
             collate.schema_of(samples[0]), samples
         )
         return batch or Batch(tree=collate.collate(samples))
+
+    def made(
+        self, make: Callable[..., Any], arguments: Iterator[tuple[Any, ...]], rows: int
+    ) -> Batch:
+        """As `samples`, of one call for each tuple of arguments."""
+        if self._collate_fn is not None or self.schema is None:
+            return self.samples([make(*each) for each in arguments])
+        layout = self._slots.layout(self.schema, rows)
+        buffer = self._slots.buffer_here(layout.nbytes)
+        left = collate.fill_as_made(self.schema, make, arguments, layout.views(buffer.root))
+        if left is None:
+            return Batch(buffer, layout)
+        del buffer  # free for another layout
+        return self.samples(left)
 
     def _fill(self, schema: Schema | None, samples: Sequence[Any]) -> Batch | None:
         if schema is None:

@@ -5,7 +5,8 @@ thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -231,7 +232,8 @@ class SampleTasks:
         if isinstance(plan, Samples):
             return collator.samples(plan.samples)
         if isinstance(plan, Jobs):
-            return collator.samples([call() for call in while_open(plan.calls, self._ending)])
+            calls = zip(while_open(plan.calls, self._ending))
+            return collator.made(operator.call, calls, len(plan))
         assert isinstance(plan, Rows)
         if self._reader is None:
             assert self._work.source is not None
@@ -252,7 +254,6 @@ class ChunkTasks:
     work: SampleWork
     reader: Reader | None
     ending: Ending = NEVER
-    _schema: Schema | None = None
 
     def run(self, chunk: tuple[TaskRecord, Any, WorkerSlots]) -> Answer:
         """Do a chunk: "wrote", or what was made: "samples", or the "tree" of a whole batch."""
@@ -266,18 +267,27 @@ class ChunkTasks:
         if task.whole:
             batch = self._whole(reader, what, seed, slots.arena)
             return "tree", codec.encode(batch, out_of_band=True)
-        samples = self._samples(reader, what, seed)
-        if slots.layout is not None and self._fill(slots.layout, samples, slots.rows(task)):
+        if slots.layout is None or reader is not None:
+            samples: Sequence[Any] | None = self._samples(reader, what, seed)
+        else:
+            samples = collate.fill_as_made(
+                slots.layout.schema, *self._calls(what), slots.rows(task)
+            )
+        if samples is None:
             return "wrote", None
         return "samples", codec.encode(list(samples), out_of_band=True)
 
     def _samples(self, reader: Reader | None, what: Any, seed: Seed) -> Sequence[Any]:
         if reader is not None:
             return fetch(reader, what, seed)
-        if isinstance(what, SharedCalls):
-            function = what.function
-            return [function(*each) for each in while_open(what.arguments, self.ending)]
-        return [call() for call in while_open(what, self.ending)]
+        function, arguments = self._calls(what)
+        return [function(*each) for each in arguments]
+
+    def _calls(self, what: Any) -> tuple[Callable[..., Any], Iterator[tuple[Any, ...]]]:
+        """The function of the jobs, and the arguments of each."""
+        if not isinstance(what, SharedCalls):
+            what = SharedCalls(operator.call, list(zip(what)))
+        return what.function, while_open(what.arguments, self.ending)
 
     def _whole(self, reader: Reader | None, what: Any, seed: Seed, within: Arena | None) -> Any:
         """A whole batch, in the task's slot as far as that has room."""
@@ -294,26 +304,6 @@ class ChunkTasks:
         # what is in no piece would be copied into the pickle
         with arena.within(within):
             return tree.transform(result, _in_one_piece, leave=collate.is_ignored)
-
-    def _fill(self, layout: BatchLayout, samples: Sequence[Any], fields: Sequence[Any]) -> bool:
-        """Write the rows of the chunk; False: they do not fit."""
-        if self._schema is None or not _fits(self._schema, layout):
-            self._schema = collate.schema_of(samples[0])
-        if self._schema is None or not _fits(self._schema, layout):
-            return False
-        with contextlib.suppress(tree.Misfit):
-            collate.fill(self._schema, samples, fields)
-            return True
-        self._schema = None
-        return False
-
-
-def _fits(schema: Schema, layout: BatchLayout) -> bool:
-    """Whether rows of ``schema`` are what the layout was made for."""
-    return schema.structure == layout.structure and all(
-        field.dtype == region.dtype and field.shape == region.shape[1:]
-        for field, region in zip(schema.fields, layout.regions, strict=True)
-    )
 
 
 def rows_of(batch: object) -> Sequence[Any]:
