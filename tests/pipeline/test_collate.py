@@ -4,6 +4,7 @@ nothing is cast silently.
 
 from __future__ import annotations
 
+import weakref
 from collections import namedtuple
 
 import numpy as np
@@ -301,3 +302,31 @@ def test_a_batch_that_was_cut_and_written_collates_to_the_same(maker, count, cut
     collate.fill(schema, samples[:cut], views)
     again = [*samples_of(schema, views), *samples[cut:]]
     assert_same(general(again), general(samples))
+
+
+def test_samples_are_written_before_many_more_are_made():
+    """Not all frames of a batch are alive at once."""
+    alive, most = weakref.WeakValueDictionary(), 0
+
+    def make(i):
+        nonlocal most
+        frame = alive[i] = np.full((4, 84, 84), i, np.uint8)
+        most = max(most, len(alive))
+        return frame, i
+
+    schema = collate.schema_of(make(0))
+    views = BatchLayout.contiguous(schema, 64).views(np.zeros(64 << 15, np.uint8))
+    assert collate.fill_as_made(schema, make, iter(zip(range(64))), views) is None
+    assert [int(one) for one in views[0][:, 0, 0, 0]] == list(views[1]) == list(range(64))
+    assert most < 32
+
+
+@pytest.mark.parametrize("misfit", [0, 1, 20, 63])
+def test_all_samples_come_back_when_a_later_one_does_not_fit(misfit):
+    def make(i):
+        return np.full(64 << 10, i, np.uint8), float(i) if i == misfit else i
+
+    schema = collate.schema_of(make(64))
+    views = BatchLayout.contiguous(schema, 64).views(np.zeros(5 << 20, np.uint8))
+    samples = collate.fill_as_made(schema, make, iter(zip(range(64))), views)
+    assert_same(general(samples), general([make(i) for i in range(64)]))

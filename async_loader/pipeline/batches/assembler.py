@@ -15,13 +15,12 @@ from async_loader.errors import CannotSend, ConfigError, OutOfMemory
 from async_loader.name_hints import describe
 from async_loader.pipeline import codec
 from async_loader.pipeline.batch import Batch, Outcome, StreamEnd
-from async_loader.pipeline.batches import collate
 from async_loader.pipeline.batches.local_collator import LocalCollator
 from async_loader.pipeline.batches.slot_allocator import HostOutput, SlotAllocator
 from async_loader.pipeline.codec import Encoded, shared
 from async_loader.pipeline.job_queue import Chunk, IterationSpec, Job
 from async_loader.pipeline.train_queue import TrainQueue
-from async_loader.schema import Schema
+from async_loader.schema import Schema, samples_of
 from async_loader.shm.fd_channel import Record
 from async_loader.source import Jobs, Reader, Rows
 
@@ -172,8 +171,8 @@ class ChunkAssembler:
         assert job.layout is not None
         start = number * self.chunk_size
         stop = min(start + self.chunk_size, job.rows)
-        fields = job.layout.views(job.buffer.root)
-        return collate.written(job.layout.structure, fields, start, stop)
+        fields = [view[start:stop].copy() for view in job.layout.views(job.buffer.root)]
+        return samples_of(job.layout.schema, fields)
 
 
 def _encode_calls(calls: Sequence[Any], start: int) -> Encoded:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from async_loader import tensors, tree
 from async_loader.errors import SchemaError
-from async_loader.schema import Field, Schema, kind_of, supported
+from async_loader.schema import Field, Schema, kind_of, samples_of, supported
 
 IGNORE_PREFIX = "collate_ignore"
 _SMALL_BYTES = 64 << 10
@@ -106,18 +106,10 @@ def fill_as_made(
         try:
             fill(schema, samples, [out[start : start + few] for out in fields])
         except tree.Misfit:
-            before = written(schema.structure, fields, 0, start)
+            before = samples_of(schema, [out[:start].copy() for out in fields])
             return [*before, *samples, *[make(*each) for each in arguments]]
         del samples
     return None
-
-
-def written(
-    structure: tree.Structure, fields: Sequence[npt.NDArray[Any]], start: int, stop: int
-) -> list[Any]:
-    """Rows of a batch as samples again, on memory of their own."""
-    columns = [out[start:stop].copy() for out in fields]
-    return [tree.rebuild(structure, [column[i] for column in columns]) for i in range(stop - start)]
 
 
 def _write_column(field: Field, column: list[Any], out: npt.NDArray[Any]) -> None:
