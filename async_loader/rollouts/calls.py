@@ -51,17 +51,19 @@ def reserve(
 def put(
     calls: Requests,
     request: Request,
-    group: int,
-    part: int,
-    last: bool,
+    groups: list[Any],
+    sizes: list[Any],
+    part: int = 0,
+    last: bool = True,
     has: dict[str, Any] | None = None,
 ) -> Found:
-    """``has``: by field, which members of this part have it, if not all."""
+    """``has``: by field, which members of this part have it, if not all. Of one group only."""
     arrays = dict(request.arrays)
     lengths = arrays.pop("lengths")
     members = {name: np.array(one, np.int64) for name, one in (has or {}).items()}
     columns = {name: (members.get(name), one) for name, one in arrays.items()}
-    return {"late": calls.table.put(request.client, group, part, last, columns, lengths)}
+    late = calls.table.put(request.client, groups, part, last, sizes, columns, lengths)
+    return {"late": late}
 
 
 def extend(

@@ -5,8 +5,7 @@ A call returns ``None`` for what cannot be done yet.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -134,24 +133,14 @@ class GroupTable(SlotTable):
         if self.room < len(sizes):
             return None
         self._check(columns, lengths, len(sizes))
-        cuts = np.concatenate(([0], np.cumsum(sizes)))
-        starts = np.concatenate(([0], np.cumsum(lengths)))
         found = []
-        for i, (a, b) in enumerate(itertools.pairwise(cuts.tolist())):
+        for i, part in enumerate(self._split(sizes.tolist(), columns, lengths)):
             number = self.note_prompt(name, (of, i), NEXT, prompts[i])
             if not self.waiting or self.waiting[-1].key != (name, number):  # it was trained
                 found.append(-1)
                 continue
             group = self._begin(self.waiting.pop(), (of[0], -of[1]), now)
-            part = {}
-            for field, (_, values) in columns.items():
-                if field in self.schema.group:
-                    part[field] = None, values[i]
-                elif field in self.schema.ragged:
-                    part[field] = None, values[int(starts[a]) : int(starts[b])]
-                else:
-                    part[field] = None, values[a:b]
-            group.parts.append((part, lengths[a:b]))
+            group.parts.append(part)
             self._commit(group)
             found.append(group.id)
         self._extended[of] = found
@@ -162,39 +151,73 @@ class GroupTable(SlotTable):
     # -- members -----------------------------------------------------------------------------------
 
     def put(
-        self, owner: Hashable, group: int, part: int, last: bool, columns: Columns, lengths: Array
-    ) -> bool:
-        """Add members to a reserved group; ``last``: commit it. Return whether it is too late.
+        self,
+        owner: Hashable,
+        groups: list[int],
+        part: int,
+        last: bool,
+        sizes: list[int],
+        columns: Columns,
+        lengths: Array,
+    ) -> list[int]:
+        """Add members to reserved groups; ``last``: commit them. Return those that are too late.
 
         Parts are numbered from 0; one that came before is passed over.
         """
-        one = self.groups.get(group)
-        if one is not None and one.owner == owner and one.state is not State.RESERVED:
-            return False
-        if one is None or one.owner != owner:
-            self.counts.late += 1
-            return True
-        if part == len(one.parts) or (not last and part < len(one.parts)):
-            self._check(columns, lengths)
-            if part == len(one.parts):
-                one.parts.append((columns, lengths))
-        elif part > len(one.parts):
-            raise ConfigError(f"part {part} of group {group} came before part {len(one.parts)}")
-        if last:
-            self._commit(one)
-        return False
+        self._check(columns, lengths, len(groups))
+        if len(groups) != len(sizes) or sum(sizes) != len(lengths) or min(sizes, default=0) < 0:
+            raise ConfigError(f"{len(groups)} groups, sizes {sizes}, {len(lengths)} members")
+        late = []
+        for number, given in zip(groups, self._split(sizes, columns, lengths), strict=True):
+            one = self.groups.get(number)
+            if one is None or one.owner != owner:
+                self.counts.late += 1
+                late.append(number)
+            elif one.state is State.RESERVED:
+                if part > len(one.parts):
+                    raise ConfigError(
+                        f"part {part} of group {number} came before part {len(one.parts)}"
+                    )
+                if part == len(one.parts):
+                    one.parts.append(given)
+                if last:
+                    self._commit(one)
+        return late
 
-    def _check(self, columns: Columns, lengths: Array, groups: int | None = None) -> None:
+    def _split(
+        self, sizes: list[int], columns: Columns, lengths: Array
+    ) -> Iterator[tuple[Columns, Array]]:
+        """Yield the columns and the lengths of each of several groups, or of one as they are."""
+        ragged, group, first, begin = self.schema.ragged, self.schema.group, 0, 0
+        for i, size in enumerate(sizes):
+            members = slice(first, first + size)
+            tokens = slice(begin, begin + int(lengths[members].sum()))
+            first, begin = members.stop, tokens.stop
+            part = {}
+            for name, (has, values) in columns.items():
+                if name not in group:
+                    here = values[tokens if name in ragged else members]
+                    part[name] = has, values if len(sizes) == 1 else here
+                elif self.schema.is_ragged(name):
+                    part[name] = None, values
+                else:
+                    part[name] = None, values[i]
+            yield part, lengths[members]
+
+    def _check(self, columns: Columns, lengths: Array, groups: int) -> None:
         """Raise SchemaError for members that do not fit: a client may send anything.
 
-        ``groups``: fields of the group come for this number of groups.
+        Fields of the group come for this number of groups; a ragged one for one.
         """
         if lengths.dtype != np.int64 or lengths.ndim != 1 or (lengths < 0).any():
             raise SchemaError(f"lengths of members are {lengths}")
         for name, (has, values) in columns.items():
             if name in self.schema.group:
-                self._check_values(name, values, groups)
+                ragged = self.schema.is_ragged(name) and groups == 1
+                self._check_values(name, values, None if ragged else groups)
                 continue
+            if has is not None and groups > 1:
+                raise ConfigError(f"{groups} groups at once have field {name!r} in each member")
             counts = lengths if has is None else lengths[has]
             rows = int(counts.sum()) if name in self.schema.ragged else len(counts)
             self._check_values(name, values, rows)

@@ -13,6 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from async_loader.errors import ConfigError, SchemaError
+from async_loader.rollouts.batches import Pieces
 from async_loader.rollouts.port import Port
 from async_loader.rollouts.schema import Array, GroupSchema
 from async_loader.rollouts.states import MEMBER_BITS
@@ -91,7 +92,7 @@ class OpenGroup:
             Nothing was added.
         """
         values = {name: self._schema.array(name, one) for name, one in fields.items()}
-        self._schema.same_length(values)
+        self._schema.same_length({name: [value] for name, value in values.items()})
         if member is None:
             member = len(self._members)
             self._members.append({})
@@ -123,23 +124,29 @@ class OpenGroup:
         """
         return self.committed(self.ask_commit(), timeout_s)
 
-    def ask_commit(self) -> list[Any]:
-        """Begin to commit: `committed` has to follow."""
+    def ask_commit(self, before: Sequence[Any] = ()) -> list[Any]:
+        """Begin to commit: `committed` has to follow.
+
+        ``before``: what this returned for the group before, whose message takes this one too if it
+        was not sent yet.
+        """
         if self._ended:
             return []
         parts = self._parts()
-        asked = []
-        for i, (arguments, arrays) in enumerate(parts):
-            numbered = {"group": self.id, "part": i, "last": i == len(parts) - 1, **arguments}
-            asked.append(self._port.ask("put", numbered, arrays))
         self._ended = "committed"
-        return asked
+        if len(parts) > 1:
+            for i, (arguments, _) in enumerate(parts):
+                arguments |= {"part": i, "last": i == len(parts) - 1}
+        elif before and not any(map(self._schema.is_ragged, self._group)):
+            if self._port.extend(before[-1], *parts[0]):
+                return list(before[-1:])
+        return [self._port.ask("put", *one) for one in parts]
 
     def committed(self, asked: Sequence[Any], timeout_s: float | None = None) -> bool:
         """Wait for `ask_commit`."""
         late = False
         for one in asked:
-            late |= bool(self._port.answer(one, timeout_s)[0]["late"])
+            late |= self.id in self._port.answer(one, timeout_s)[0]["late"]
         if late:
             self._ended = "late"
         return not late
@@ -170,17 +177,11 @@ class OpenGroup:
         finally:
             self.abort("no commit" if kind is None else kind.__name__)
 
-    def _parts(self) -> list[tuple[dict[str, Any], dict[str, Array]]]:
-        """Return what is sent: arguments and arrays, each within the bytes of a call."""
-        members = [
-            {
-                name: ones[0] if len(ones) == 1 else np.concatenate(ones)
-                for name, ones in one.items()
-            }
-            for one in self._members
-        ]
-        lengths = [self._schema.same_length(one) or 0 for one in members]
-        sizes = [sum(value.nbytes for value in one.values()) for one in members]
+    def _parts(self) -> list[tuple[dict[str, Any], Pieces]]:
+        """Return what is sent: arguments and pieces, each within the bytes of a call."""
+        members = self._members
+        lengths = [self._schema.same_length(one) for one in members]
+        sizes = [sum(value.nbytes for ones in one.values() for value in ones) for one in members]
         cuts, size = [0], 0
         for i, one in enumerate(sizes):
             if size and size + one > self._port.most_bytes:
@@ -194,20 +195,22 @@ class OpenGroup:
         ]
 
     def _part(
-        self, members: list[dict[str, Array]], lengths: list[int], group: dict[str, Array]
-    ) -> tuple[dict[str, Any], dict[str, Array]]:
-        arrays: dict[str, Array] = {"lengths": np.array(lengths, np.int64), **group}
+        self, members: list[dict[str, list[Array]]], lengths: list[int], group: dict[str, Array]
+    ) -> tuple[dict[str, Any], Pieces]:
+        pieces = Pieces(lengths=[np.array(lengths, np.int64)])
+        for name, value in group.items():
+            pieces[name] = [value if self._schema.is_ragged(name) else value[None]]
         has: dict[str, list[int]] = {}
         for name in (*self._schema.ragged, *self._schema.small):
             there = [i for i, one in enumerate(members) if name in one]
             if not there:
                 continue
-            values = [members[i][name] for i in there]
-            ragged = name in self._schema.ragged
-            arrays[name] = np.concatenate(values) if ragged else np.stack(values)
+            values = [value for i in there for value in members[i][name]]
+            pieces[name] = values if self._schema.is_ragged(name) else [v[None] for v in values]
             if len(there) < len(members):
                 has[name] = there
-        return ({"has": has} if has else {}), arrays
+        arguments: dict[str, Any] = {"groups": [self.id], "sizes": [len(members)]}
+        return arguments | ({"has": has} if has else {}), pieces
 
 
 class Member(Mapping[str, Any]):

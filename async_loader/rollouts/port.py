@@ -34,12 +34,15 @@ class Port(Protocol):
         self,
         name: str,
         arguments: Mapping[str, Any] = _NONE,
-        arrays: Arrays = _NONE,
+        arrays: Arrays | Pieces = _NONE,
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
     ) -> Any:
         """Begin a call; `answer` or `cancel` has to follow. ``wake``: called when it is over."""
+
+    def extend(self, pending: Any, arguments: Mapping[str, Any], pieces: Pieces) -> bool:
+        """Have a `put` that was not sent yet commit another group; return whether it does."""
 
     def answer(self, pending: Any, timeout_s: float | None = None) -> Answer:
         """Wait for an answer. Raises Timeout, and what the call raises."""
@@ -113,13 +116,15 @@ class LocalPort:
         self,
         name: str,
         arguments: Mapping[str, Any] = _NONE,
-        arrays: Arrays = _NONE,
+        arrays: Arrays | Pieces = _NONE,
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
     ) -> LocalPending:
         """See `Port`."""
         pending = LocalPending(wake)
+        if isinstance(arrays, Pieces):
+            arrays = joined(arrays)[0]
         with self._lock:
             if self.closed:
                 raise Closed("this table of rollouts is closed")
@@ -130,6 +135,10 @@ class LocalPort:
         while self._dropped:  # by this thread, or by another while this one had the lock
             self.tell(*self._dropped.popleft())
         return pending
+
+    def extend(self, pending: Any, arguments: Mapping[str, Any], pieces: Pieces) -> bool:
+        """See `Port`: it is sent."""
+        return False
 
     def call(self, change: Callable[[Requests], Any]) -> Any:
         """Return what a function of the table returns, under the lock."""

@@ -88,16 +88,18 @@ class ProducerMethods:
         task = {"name": name} if size is None else {"name": name, "size": whole("size", size, 1)}
         reservations = Reservations(port, supply, task, timeout_s)
         committing: deque[tuple[OpenGroup, list[Any]]] = deque()
+        asked: list[Any] = []
         group: OpenGroup | None = None
         try:
             while True:
                 if group is not None:
-                    committing.append((group, [] if group.over else group.ask_commit()))
+                    asked = [] if group.over else group.ask_commit(asked)
+                    committing.append((group, asked))
                     group = None
                 reservations.ask()
                 while len(committing) > len(reservations.ahead):
-                    last, asked = committing.popleft()
-                    last.committed(asked, port.timeout_s)
+                    last, last_asked = committing.popleft()
+                    last.committed(last_asked, port.timeout_s)
                 granted = reservations.answer()
                 if granted is None:
                     return
@@ -168,7 +170,7 @@ class ProducerMethods:
         }
         for one, value in batch.items():
             if one in schema.fields:
-                if isinstance(schema.fields[one], Ragged) and one in schema.group:
+                if schema.is_ragged(one) and one in schema.group:
                     raise SchemaError(f"field {one!r} is ragged and of the group: say reserve()")
                 given, keeps = np.asarray(tensors.to_array(value)), self._port.keeps
                 arrays[one] = cast_array(one, given, schema.fields[one].dtype, copy=keeps)

@@ -164,13 +164,17 @@ class GroupSchema:
             )
         return cast_array(name, given, field.dtype, copy=copy)
 
-    def same_length(self, values: Mapping[str, Array]) -> int | None:
-        """Return the length that the ragged fields of a member share; ``None`` without one."""
-        lengths = {name: len(values[name]) for name in self.ragged if name in values}
+    def is_ragged(self, name: str) -> bool:
+        """Return whether a field, of members or of the group, has any length."""
+        return isinstance(self.fields[name], Ragged)
+
+    def same_length(self, pieces: Mapping[str, Sequence[Array]]) -> int:
+        """Return the length that the ragged fields of a member share; 0 without one."""
+        lengths = {name: sum(map(len, pieces[name])) for name in self.ragged if name in pieces}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise SchemaError(f"ragged fields of one member differ in length ({said}): give one")
-        return next(iter(lengths.values()), None)
+        return next(iter(lengths.values()), 0)
 
 
 def cast_array(name: str, given: Array, dtype: np.dtype[Any], *, copy: bool = True) -> Array:

@@ -117,28 +117,38 @@ class RolloutMachine(RuleBasedStateMachine):
     @rule(data=st.data(), members=st.integers(1, 3), graded=st.booleans(), late=st.booleans())
     def commit(self, data, members, graded, late):
         group = data.draw(st.sampled_from(list(self.reserved)))
-        client, number = self.reserved[group]
-        known = self.table.groups.get(group)
-        lengths = [(number + m) % 5 for m in range(members)]
-        tokens = [np.full(n, group % 10007 * 10 + m, np.int32) for m, n in enumerate(lengths)]
+        client = self.reserved[group][0]
+        others = [one for one, (owner, _) in self.reserved.items() if owner == client]
+        groups = data.draw(st.lists(st.sampled_from(others), max_size=2, unique=True))
+        groups = list(dict.fromkeys([group, *groups]))
+        numbers = [self.reserved[one][1] for one in groups]
+        there = {one for one in groups if one in self.table.groups}
+        tokens = {
+            one: [np.full((number + m) % 5, one % 10007 * 10 + m, np.int32) for m in range(members)]
+            for one, number in zip(groups, numbers, strict=True)
+        }
+        whole = list(itertools.chain.from_iterable(tokens.values()))
         arrays = {
-            "lengths": np.array(lengths, np.int64),
-            "tokens": np.concatenate(tokens),
-            "version": np.full(sum(lengths), self.version, np.int32),
-            "answer": np.array(number, np.int32),
+            "lengths": np.array([len(one) for one in whole], np.int64),
+            "tokens": np.concatenate(whole),
+            "version": np.full(sum(map(len, whole)), self.version, np.int32),
+            "answer": np.array(numbers, np.int32),
         }
         if graded:
-            arrays["reward"] = np.full(members, number % 3, np.float32)
+            arrays["reward"] = np.repeat(arrays["answer"] % 3, members).astype(np.float32)
         if late:
-            client = "another"
-        said = self.driver.ask(client, "put", arrays, group=group, part=0, last=True)[0]
-        assert said["late"] == (known is None or late), "a late write"
+            client, there = "another", set()
+        call = client, "put", arrays
+        sent = {"groups": groups, "sizes": [members] * len(groups)}
+        said = self.driver.ask(*call, **sent)[0]
+        assert set(groups) - there == set(said["late"]), "a late write"
         if not late:
-            del self.reserved[group]
-            if not said["late"]:
-                self.made[group] = number, tokens
+            for one, number in zip(groups, numbers, strict=True):
+                del self.reserved[one]
+                if one in there:
+                    self.made[one] = number, tokens[one]
             # an answer that was lost: the call comes again, and changes nothing
-            self.driver.ask(client, "put", arrays, group=group, part=0, last=True)
+            self.driver.ask(*call, **sent)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), begun=st.booleans())
@@ -378,9 +388,9 @@ class RolloutMachine(RuleBasedStateMachine):
                     "tokens": np.array([group % 10007] * 3, np.int32),
                     "version": np.full(3, self.version, np.int32),
                     "reward": np.full(2, number % 3, np.float32),
-                    "answer": np.array(number, np.int32),
+                    "answer": np.array([number], np.int32),
                 }
-                self.driver.ask("gen-0", "put", arrays, group=group, part=0, last=True)
+                self.driver.ask("gen-0", "put", arrays, groups=[group], sizes=[2])
                 self.made[group] = number, [arrays["tokens"][:2], arrays["tokens"][2:]]
             self.grade(False)
             for rank in range(self.world):

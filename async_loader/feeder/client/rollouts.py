@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from async_loader.errors import CannotSend, ConfigError, Timeout
-from async_loader.feeder.arrays import packed, unpacked
+from async_loader.feeder.arrays import packed, pieces_of, unpacked
 from async_loader.feeder.client.arguments import save_path
 from async_loader.feeder.client.call_memory import CallMemory
 from async_loader.feeder.client.calls import AnswerDeadline, Call
@@ -26,7 +27,7 @@ from async_loader.lifecycle import Deadline, seconds
 from async_loader.name_hints import stacklevel
 from async_loader.replay.samplers import Sampler
 from async_loader.replay.table.waiters import WARN_AFTER_S
-from async_loader.rollouts.batches import memory
+from async_loader.rollouts.batches import Pieces, memory
 from async_loader.rollouts.methods import RolloutMethods
 from async_loader.rollouts.requests import Answer, Arrays
 from async_loader.rollouts.schema import Array, GroupSchema
@@ -38,30 +39,48 @@ _BESIDE = 1 << 20
 _EXPLAIN_S = 2.0
 _COPIED = 64 << 10
 """Bytes of an answer that lies in zmq's memory otherwise."""
+_TOGETHER = 1 << 20
+"""Bytes of groups of one message: the feeder keeps the memory of all until the last has ended."""
 _NONE: Mapping[str, Any] = {}
 
 
-class RemotePending:
-    """A call that was sent, or will be."""
+@dataclass(slots=True, eq=False)
+class RemotePending(Call):
+    """A call that was sent, or will be.
 
-    def __init__(
-        self, connection: Connection, call: Call, wait_s: float | None, room: Array | None
-    ) -> None:
-        self._connection, self.call, self.wait_s, self.room = connection, call, wait_s, room
+    Attributes
+    ----------
+    arrays : mapping | Pieces | None
+        What goes with it; ``None``: it was packed.
+    session, slot, room : int, int, array
+        A slot of this session, and its bytes.
+    """
+
+    connection: Any = None
+    wait_s: float | None = None
+    arrays: Any = None
+    session: int = 0
+    slot: int | None = None
+    room: Array | None = None
 
     @property
     def over(self) -> bool:
-        return self._connection.answered(self.call)
+        return bool(self.connection.answered(self))
+
+    @property
+    def request(self) -> Rollouts:
+        assert isinstance(self.body, Rollouts)
+        return self.body
 
     def take(self) -> Answer:
         """Return the answer, or raise the error. Of a large one, the first part alone."""
-        if self.call.error is not None:
-            raise self.call.error
-        assert self.call.reply is not None
-        body = self.call.reply.body
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None
+        body = self.reply.body
         assert isinstance(body, RolloutsReply)
         room = None if self.room is None or body.slot is None else self.room[: body.nbytes]
-        return body.answer, unpacked(body.specs, self.call.reply.data if room is None else room)
+        return body.answer, unpacked(body.specs, self.reply.data if room is None else room)
 
 
 class RemotePort:
@@ -86,6 +105,7 @@ class RemotePort:
     ) -> None:
         self._connection, self._name, self._memory = connection, name, memory
         self._given_up: dict[Any, Array | None] = {}
+        self._packing = threading.Lock()  # of what a message is packed from
         self.timeout_s: float | None = timeout_s
         self._grace_s = timeout_s
         self.most_bytes = connection.limits.message_bytes - _BESIDE
@@ -106,36 +126,63 @@ class RemotePort:
         """See `Port`."""
         while self._dropped:
             self.tell(*self._dropped.popleft())
-        nbytes = sum(one.nbytes for one in arrays.values())
+        nbytes = pieces_of(arrays).nbytes
         if nbytes > self.most_bytes:
             raise ConfigError(
                 f"{name} takes {nbytes:,} bytes, a call {self.most_bytes:,}: give less at a time"
             )
-        large = name == "draw" or nbytes >= COPY_BELOW
-        session, slot, room = (large and self._memory.lease()) or (0, None, None)
-        specs, data = packed(arrays, room)
-        body = Rollouts(
-            table=self._name, call=name, arguments=dict(arguments), specs=specs, wait_s=wait_s,
-            slot=slot,
+        body = Rollouts(table=self._name, call=name, arguments=dict(arguments), wait_s=wait_s)
+        pending = RemotePending(
+            body, Plane.PULL, ready=self._ready, done=wake or bool, connection=self._connection,
+            wait_s=wait_s, arrays=arrays,
         )  # fmt: skip
-        call = Call(
-            body, Plane.PULL, data=data if room is None else None,
-            ready=partial(self._ready, session, room), done=wake or bool,
-        )  # fmt: skip
+        if name == "draw" or nbytes >= COPY_BELOW:
+            self._lease(pending)
         if name == "put":  # its answer may be read later, or not at all
             self._told = [one for one in self._told if not self._connection.answered(one)]
-            self._told.append(call)
-        return RemotePending(self._connection, self._connection.ask(call), wait_s, room)
+            self._told.append(pending)
+        self._connection.ask(pending)
+        return pending
 
-    def _ready(self, session: int, room: Array | None, call: Call) -> bool:
+    def extend(self, pending: RemotePending, arguments: Mapping[str, Any], pieces: Pieces) -> bool:
+        """See `Port`. It is sent when the IO thread has its turn, or in the next session."""
+        known, own = pending.request.arguments, pieces.nbytes
+        with self._packing:
+            there = pending.arrays
+            if there is None or there.keys() != pieces.keys() or known.keys() != arguments.keys():
+                return False
+            if "has" in known or there.nbytes + own > _TOGETHER:
+                return False
+            for name, value in arguments.items():
+                known[name] += value
+            for name, ones in pieces.items():
+                there[name] += ones
+            if pending.room is None and there.nbytes >= COPY_BELOW:
+                self._lease(pending)
+        return True
+
+    def _lease(self, pending: RemotePending) -> None:
+        leased = self._memory.lease()
+        if leased is not None:
+            pending.session, pending.slot, pending.room = leased
+
+    def _ready(self, pending: Call) -> bool:
         """Whether a call may be sent: over the socket, if its slot is not of this session. In the
         IO thread.
         """
-        connection, body = self._connection, call.body
-        assert isinstance(body, Rollouts)
-        if room is not None and body.slot is not None and session != connection.session.number:
-            call.body = replace(body, slot=None)
-            call.data = room[: body.nbytes].tobytes() if body.nbytes else None
+        connection = self._connection
+        assert isinstance(pending, RemotePending)
+        with self._packing:
+            if (arrays := pending.arrays) is not None:
+                specs, data = packed(arrays, pending.room)
+                pending.body = replace(pending.request, specs=specs, slot=pending.slot)
+                pending.data = data if pending.room is None else None
+                pending.arrays = None
+        body, room = pending.request, pending.room
+        if body.slot is not None and room is not None:
+            if pending.session != connection.session.number:
+                pending.body = replace(body, slot=None)
+                pending.data = room[: body.nbytes].tobytes() if body.nbytes else None
         if connection.servers != self._server and connection.is_open:
             self._server = connection.servers
             keys = [list(key) for one in list(self.sources) for key in one.trained]
@@ -156,12 +203,11 @@ class RemotePort:
         try:
             if wait_s is None and timeout_s is None:
                 self._warn_if_long(pending)
-            reply = connection.answer(pending.call, deadline)
+            reply = connection.answer(pending, deadline)
         finally:
             self._give_up(pending)
-        body, call = reply.body, pending.call.body
+        body, call = reply.body, pending.request
         assert isinstance(body, RolloutsReply)
-        assert isinstance(call, Rollouts)
         if call.call == "give_back":  # the feeder has dropped the draw
             self._given_up.pop(call.arguments["part"], None)
         have = 0 if reply.data is None else len(reply.data)
@@ -189,7 +235,7 @@ class RemotePort:
     def tell(self, name: str, arguments: Mapping[str, Any]) -> None:
         """See `Port`."""
         self._told = [one for one in self._told if not self._connection.answered(one)]
-        self._told.append(self.ask(name, arguments).call)
+        self._told.append(self.ask(name, arguments))
 
     def drop(self, name: str, arguments: Mapping[str, Any]) -> None:
         """See `Port`."""
@@ -207,14 +253,13 @@ class RemotePort:
 
     def cancel(self, pending: RemotePending) -> None:
         """See `Port`."""
-        self._connection.forget_call(pending.call)
+        self._connection.forget_call(pending)
         self._give_up(pending)
 
     def _give_up(self, pending: RemotePending) -> None:
         """Keep the slot of a call that has no answer: the feeder may still use it."""
-        body = pending.call.body
-        if pending.room is not None and not pending.over and isinstance(body, Rollouts):
-            self._given_up[body.arguments.get("part", object())] = pending.room
+        if pending.room is not None and not pending.over:
+            self._given_up[pending.request.arguments.get("part", object())] = pending.room
 
     def why(self, pending: RemotePending) -> str:
         """See `Port`."""
@@ -223,8 +268,7 @@ class RemotePort:
     def explain(self, pending: RemotePending) -> str:
         """See `Port`."""
         try:
-            body = pending.call.body
-            name = {"name": body.call} if isinstance(body, Rollouts) else {}
+            name = {"name": pending.request.call}
             answer, _ = self.answer(self.ask("waits", name), self.timeout_s)
         except Timeout:
             return self.why(pending)
