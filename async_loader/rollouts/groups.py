@@ -124,11 +124,11 @@ class OpenGroup:
         """
         return self.committed(self.ask_commit(), timeout_s)
 
-    def ask_commit(self, before: Sequence[Any] = ()) -> list[Any]:
+    def ask_commit(self, before: Sequence[Any] = (), hold_s: float = 0.0) -> list[Any]:
         """Begin to commit: `committed` has to follow.
 
         ``before``: what this returned for the group before, whose message takes this one too if it
-        was not sent yet.
+        was not sent yet. ``hold_s``: how long the message may wait for the next group.
         """
         if self._ended:
             return []
@@ -140,7 +140,7 @@ class OpenGroup:
         elif before and not any(map(self._schema.is_ragged, self._group)):
             if self._port.extend(before[-1], *parts[0]):
                 return list(before[-1:])
-        return [self._port.ask("put", *one) for one in parts]
+        return [self._port.ask("put", *one, hold_s=hold_s) for one in parts]
 
     def committed(self, asked: Sequence[Any], timeout_s: float | None = None) -> bool:
         """Wait for `ask_commit`."""
@@ -306,33 +306,48 @@ class Reservations:
         self, port: Port, prompts: Prompts, task: dict[str, Any], timeout_s: float | None
     ) -> None:
         self._port, self._prompts, self._task, self._timeout_s = port, prompts, task, timeout_s
+        self._quick = False
         self._may, self._given_at = prompts.is_sequence and not port.keeps, -math.inf
         self.ahead: deque[dict[str, Any]] = deque()
 
+    @property
+    def hold_s(self) -> float:
+        """How long a commit may wait for that of the next group, which is reserved."""
+        return _QUICK_S if self.ahead else 0.0
+
     def ask(self) -> None:
         """Begin to reserve, if nothing is reserved ahead: `answer` has to follow."""
-        quick = time.monotonic() - self._given_at < _QUICK_S
-        if not quick:
+        self._quick = self._may and time.monotonic() - self._given_at < _QUICK_S
+        if not self._quick:
             self.give_back()
         if self.ahead:
             return
         self._arguments = self._prompts.arguments()
-        more = {"ahead": _AHEAD} if quick and self._may else {}
+        more = {"ahead": _AHEAD} if self._quick else {}
         call = {**self._task, "ticket": ticket(), **self._arguments, **more}
         self._pending = self._port.ask("reserve", call, wait_s=self._timeout_s)
 
-    def answer(self) -> dict[str, Any] | None:
-        """Wait for a group; ``None``: there is no prompt any more."""
+    @property
+    def most(self) -> int:
+        """How many commits may be under way."""
+        return 2 * _AHEAD if self._quick else 0
+
+    def answer(self) -> bool:
+        """Wait for a group to `take`; False: there is no prompt any more."""
         while not self.ahead:
             granted, _ = self._port.answer(self._pending, self._timeout_s)
             if "end" in granted:
-                return None
+                return False
             if "number" in self._arguments:
                 self._prompts.sent()
             if "next" in granted:
                 self.ask()
             else:
                 self.ahead.extend([granted, *granted["more"]])
+        return True
+
+    def take(self) -> dict[str, Any]:
+        """Return the next group."""
         self._given_at = time.monotonic()
         return self.ahead.popleft()
 

@@ -38,8 +38,13 @@ class Port(Protocol):
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
+        hold_s: float = 0.0,
     ) -> Any:
-        """Begin a call; `answer` or `cancel` has to follow. ``wake``: called when it is over."""
+        """Begin a call; `answer` or `cancel` has to follow.
+
+        ``wake``: called when it is over. ``hold_s``: how long it may wait for an `extend`, unless
+        another call follows.
+        """
 
     def extend(self, pending: Any, arguments: Mapping[str, Any], pieces: Pieces) -> bool:
         """Have a `put` that was not sent yet commit another group; return whether it does."""
@@ -120,6 +125,7 @@ class LocalPort:
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
+        hold_s: float = 0.0,
     ) -> LocalPending:
         """See `Port`."""
         pending = LocalPending(wake)

@@ -93,16 +93,17 @@ class ProducerMethods:
         try:
             while True:
                 if group is not None:
-                    asked = [] if group.over else group.ask_commit(asked)
+                    asked = [] if group.over else group.ask_commit(asked, reservations.hold_s)
                     committing.append((group, asked))
                     group = None
                 reservations.ask()
-                while len(committing) > len(reservations.ahead):
+                more = reservations.answer()
+                while len(committing) > (reservations.most if more else 0):
                     last, last_asked = committing.popleft()
                     last.committed(last_asked, port.timeout_s)
-                granted = reservations.answer()
-                if granted is None:
+                if not more:
                     return
+                granted = reservations.take()
                 group = OpenGroup(port, self.group_schema, granted, supply.granted(granted))
                 yield group
         finally:

@@ -59,6 +59,8 @@ class Call:
         Is given the call, and returns whether it may be sent now; raises what ends it.
     done : callable
         Called when it is answered.
+    due : float
+        When it is sent at the latest, on the connection's clock: before, if another one follows.
     sequence : int
         Given when the request is queued.
     """
@@ -69,6 +71,7 @@ class Call:
     data: Any = None
     ready: Callable[[Call], bool] | None = None
     done: Callable[[], object] = bool
+    due: float = 0.0
     sequence: int = 0
     reply: Message | None = None
     error: AsyncLoaderError | OSError | None = None

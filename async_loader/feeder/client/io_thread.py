@@ -222,7 +222,7 @@ class IoThread:
                 due = channel_due
         self._waker.turned()
         if self._calls.unsent and self.is_open:
-            self._send_calls()
+            due = min(due, self._send_calls())
         sockets.wait(due - self.clock())
         self._waker.clear(sockets.rang)
         if sockets.cut():  # see NOTE [cut] in sockets.py
@@ -269,9 +269,13 @@ class IoThread:
         message = Message(body, self.session.number, sequence, number, schema, flags, data)
         self._sockets.send(plane, encode(message))
 
-    def _send_calls(self) -> None:
-        unsent = self._calls.unsent
-        for call in list(unsent.values()):
+    def _send_calls(self) -> float:
+        """Send what may be sent; return when the others are due."""
+        unsent, now, due = self._calls.unsent, self.clock(), math.inf
+        calls = list(unsent.values())
+        while calls and calls[-1].due > now:
+            due = min(due, calls.pop().due)
+        for call in calls:
             try:
                 if call.ready is not None and not call.ready(call):
                     continue
@@ -279,6 +283,7 @@ class IoThread:
                 self.send(call.plane, call.body, call.number, call.sequence, call.data)
             except AsyncLoaderError as error:  # a peer would refuse it, or its reader failed
                 self._calls.settle(call, error=error)
+        return due
 
     # -- messages ----------------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ class RemotePort:
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
+        hold_s: float = 0.0,
     ) -> RemotePending:
         """See `Port`."""
         while self._dropped:
@@ -134,7 +135,7 @@ class RemotePort:
         body = Rollouts(table=self._name, call=name, arguments=dict(arguments), wait_s=wait_s)
         pending = RemotePending(
             body, Plane.PULL, ready=self._ready, done=wake or bool, connection=self._connection,
-            wait_s=wait_s, arrays=arrays,
+            wait_s=wait_s, arrays=arrays, due=hold_s and self._connection.clock() + hold_s,
         )  # fmt: skip
         if name == "draw" or nbytes >= COPY_BELOW:
             self._lease(pending)
@@ -145,7 +146,7 @@ class RemotePort:
         return pending
 
     def extend(self, pending: RemotePending, arguments: Mapping[str, Any], pieces: Pieces) -> bool:
-        """See `Port`. It is sent when the IO thread has its turn, or in the next session."""
+        """See `Port`."""
         known, own = pending.request.arguments, pieces.nbytes
         with self._packing:
             there = pending.arrays
@@ -173,11 +174,11 @@ class RemotePort:
         connection = self._connection
         assert isinstance(pending, RemotePending)
         with self._packing:
-            if (arrays := pending.arrays) is not None:
-                specs, data = packed(arrays, pending.room)
-                pending.body = replace(pending.request, specs=specs, slot=pending.slot)
-                pending.data = data if pending.room is None else None
-                pending.arrays = None
+            arrays, pending.arrays = pending.arrays, None
+        if arrays is not None:
+            specs, data = packed(arrays, pending.room)
+            pending.body = replace(pending.request, specs=specs, slot=pending.slot)
+            pending.data = data if pending.room is None else None
         body, room = pending.request, pending.room
         if body.slot is not None and room is not None:
             if pending.session != connection.session.number:
@@ -196,6 +197,9 @@ class RemotePort:
     def answer(self, pending: RemotePending, timeout_s: float | None = None) -> Answer:
         """See `Port`."""
         connection, wait_s = self._connection, pending.wait_s
+        if pending.due:  # it waits no more for others
+            pending.due = 0.0
+            connection.wake()
         if wait_s is not None:
             deadline: Deadline = AnswerDeadline(connection, wait_s, self._grace_s)
         else:
