@@ -103,7 +103,7 @@ def joined(pieces: Pieces, into: Array | None = None) -> tuple[dict[str, Array],
     return found, block
 
 
-_pool = ArrayPool()
+_pool = ArrayPool(spare_bytes=8 << 20)  # the groups of a step end together
 
 
 def memory(nbytes: int) -> Array:

@@ -91,20 +91,22 @@ class OpenGroup:
         SchemaError
             Nothing was added.
         """
-        values = {name: self._schema.array(name, one) for name, one in fields.items()}
-        self._schema.same_length({name: [value] for name, value in values.items()})
+        schema = self._schema
+        values = {name: schema.array(name, one) for name, one in fields.items()}
+        schema.same_length({name: len(values[name]) for name in schema.ragged if name in values})
         if member is None:
             member = len(self._members)
             self._members.append({})
         elif not 0 <= whole("member", member, 0) < len(self._members):
             raise ConfigError(f"member={member}: this group has {len(self)} members")
+        known = self._members[member]
         for name, value in values.items():
-            if name in self._schema.group:
+            if name in schema.group:
                 self._group[name] = value
-            elif name in self._schema.ragged:
-                self._members[member].setdefault(name, []).append(value)
+            elif name in schema.ragged and name in known:
+                known[name].append(value)
             else:
-                self._members[member][name] = [value]
+                known[name] = [value]
         return member
 
     def update(self, **fields: Any) -> None:
@@ -179,10 +181,14 @@ class OpenGroup:
 
     def _parts(self) -> list[tuple[dict[str, Any], Pieces]]:
         """Return what is sent: arguments and pieces, each within the bytes of a call."""
-        members = self._members
-        lengths = [self._schema.same_length(one) for one in members]
-        sizes = [sum(value.nbytes for ones in one.values() for value in ones) for one in members]
-        cuts, size = [0], 0
+        members, cuts, size = self._members, [0], 0
+        lengths = [
+            self._schema.same_length(
+                {name: sum(map(len, one[name])) for name in self._schema.ragged if name in one}
+            )
+            for one in members
+        ]
+        sizes = [sum([value.nbytes for ones in one.values() for value in ones]) for one in members]
         for i, one in enumerate(sizes):
             if size and size + one > self._port.most_bytes:
                 cuts.append(i)

@@ -154,10 +154,10 @@ class GroupSchema:
         if type(value) is np.ndarray and value.dtype == field.dtype:
             shape = value.shape[1:] if isinstance(field, Ragged) and value.ndim else value.shape
             if shape == field.shape and value.ndim == len(shape) + isinstance(field, Ragged):
-                if not copy or not value.size:
+                if not copy:
                     return value
                 # `copy` would let other threads run, which takes longer than the copy
-                return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
+                return np.ndarray(shape=value.shape, dtype=value.dtype, buffer=value.tobytes())
         given = np.asarray(value if isinstance(value, list | tuple) else tensors.to_array(value))
         shape = given.shape[1:] if isinstance(field, Ragged) else given.shape
         if (isinstance(field, Ragged) and not given.ndim) or shape != field.shape:
@@ -171,9 +171,8 @@ class GroupSchema:
         """Return whether a field, of members or of the group, has any length."""
         return isinstance(self.fields[name], Ragged)
 
-    def same_length(self, pieces: Mapping[str, Sequence[Array]]) -> int:
+    def same_length(self, lengths: Mapping[str, int]) -> int:
         """Return the length that the ragged fields of a member share; 0 without one."""
-        lengths = {name: sum(map(len, pieces[name])) for name in self.ragged if name in pieces}
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise SchemaError(f"ragged fields of one member differ in length ({said}): give one")

@@ -30,11 +30,13 @@ class ArrayPool:
     ----------
     sizes : int
         Number of sizes remembered; the oldest is forgotten first.
+    spare_bytes : int
+        Blocks of one size that are kept, if these are more than two.
     """
 
-    def __init__(self, sizes: int = 64) -> None:
+    def __init__(self, sizes: int = 64, spare_bytes: int = 0) -> None:
         self._free: dict[int, deque[mmap.mmap]] = {}
-        self._sizes = sizes
+        self._sizes, self._spare_bytes = sizes, spare_bytes
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return an uninitialised array that starts on a cache line.
@@ -52,7 +54,8 @@ class ArrayPool:
             while len(self._free) >= self._sizes:
                 with contextlib.suppress(KeyError, RuntimeError):  # another thread removed it
                     del self._free[next(iter(self._free))]
-            free = self._free.setdefault(nbytes, deque(maxlen=_SPARE))
+            spare = max(_SPARE, self._spare_bytes // nbytes)
+            free = self._free.setdefault(nbytes, deque(maxlen=spare))
         try:
             block = free.pop()
         except IndexError:
