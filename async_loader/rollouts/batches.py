@@ -25,23 +25,23 @@ _OF_MEMBERS = ("group", "index", "lag", "redelivered")
 def pack(
     schema: GroupSchema,
     groups: Sequence[Group],
-    order: Sequence[tuple[int, int]],
+    order: Sequence[int] | None,
     micro: Sequence[int],
     fields: Sequence[str],
     version: int,
     max_lag: int | None = None,
 ) -> Pieces:
-    """Return a batch of members, each given by its group's place and its number.
+    """Return a batch of members, counted through all groups; ``None``: all, as they are.
 
     With ``max_lag`` it has ``mask``: which values are not older, by the
     field ``version`` if it is ragged, or else by the lag of the group.
     """
-    places = np.array(order, np.int64).reshape(-1, 2)
-    which, member = places[:, 0], places[:, 1]
-    firsts = np.cumsum([0, *map(len, groups)])
-    at = firsts[which] + member
-    straight = bool((np.diff(at) == 1).all()) and len(at) == firsts[-1]
-    lengths = np.concatenate([one.lengths for one in groups])[at]
+    sizes = np.array([len(one) for one in groups])
+    which = np.repeat(np.arange(len(groups)), sizes)
+    member = np.arange(len(which)) - (np.cumsum(sizes) - sizes)[which]
+    lengths = np.concatenate([one.lengths for one in groups])
+    if order is not None:
+        which, member, lengths = which[order], member[order], lengths[order]
     found: dict[str, list[Array]] = {}
     for name in fields:
         columns = [one.columns[name] for one in groups]
@@ -50,15 +50,15 @@ def pack(
                 found[f"{name}_offsets"] = [_offsets([len(one) for one in columns])]
             else:
                 columns = [one[None] for one in columns]
-        elif straight:
+        elif order is None:
             pass
         elif name in schema.ragged:
             columns = [
                 columns[i][groups[i].starts[m] : groups[i].starts[m + 1]]
-                for i, m in places.tolist()
+                for i, m in zip(which.tolist(), member.tolist(), strict=True)
             ]
         else:
-            columns = [np.concatenate(columns)[at]]
+            columns = [np.concatenate(columns)[order]]
         found[name] = columns
     ids = np.array([one.id for one in groups], np.int64)
     lags = version - np.array([one.version for one in groups], np.int64)

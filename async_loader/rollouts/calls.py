@@ -191,8 +191,8 @@ def get(calls: Requests, request: Request, groups: list[Any]) -> Answer:
         return {}, {}
     schema = calls.table.schema
     fields = [name for name in schema.fields if all(one.has((name,)) for one in found)]
-    order = [(i, m) for i, one in enumerate(found) for m in range(len(one))]
-    return {}, pack(schema, found, order, [0, len(order)], fields, calls.table.version)
+    micro = [0, sum(map(len, found))]
+    return {}, pack(schema, found, None, micro, fields, calls.table.version)
 
 
 def clear(calls: Requests, request: Request) -> Found:

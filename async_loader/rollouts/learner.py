@@ -35,14 +35,14 @@ class Part:
     ----------
     owner : Owner | None
         Who has it; ``None``: it waits.
-    order : list of (int, int)
-        Group, by its place in ``groups``, and member, as in the batch.
+    order : list of int | None
+        The members of all ``groups``, counted through, as in the batch; ``None``: as they are.
     micro : list of int
         Where micro-batches begin and end.
     """
 
     groups: list[Group]
-    order: list[tuple[int, int]]
+    order: list[int] | None
     micro: list[int]
     owner: Owner | None = None
 

@@ -238,7 +238,6 @@ class Steps:
     def _open(self, chosen: list[Group], learner: Learner) -> None:
         """Begin a step: share the groups among the ranks."""
         a, b = learner.cost
-        world = learner.world_size
         if learner.tokens is not None and learner.overlong == "error":
             for group in chosen:
                 if int(group.lengths.max()) > learner.tokens:
@@ -247,25 +246,24 @@ class Steps:
                         f"a member of group {group.id} has {int(group.lengths.max())} tokens, a "
                         f"micro-batch {learner.tokens}: raise tokens, or say overlong='alone'"
                     )
-        costs = [a * one.lengths + b * one.lengths.astype(np.float64) ** 2 for one in chosen]
-        sums = [float(one.sum()) for one in costs]
-        ranks = balance.shares(sums, world, [0] * len(chosen), 0.0)
-        members = [[(i, m) for i in rank for m in range(len(chosen[i]))] for rank in ranks]
-        micro = [[list(range(len(one)))] for one in members]
+        shares, costs = [chosen], {}
+        if learner.world_size > 1 or learner.tokens is not None:
+            for one in chosen:
+                costs[one.id] = a * one.lengths + b * one.lengths.astype(np.float64) ** 2
+            sums = [float(costs[one.id].sum()) for one in chosen]
+            ranks = balance.shares(sums, learner.world_size, [0] * len(chosen), 0.0)
+            shares = [[chosen[i] for i in rank] for rank in ranks]
+        parts = [Part(groups, None, [0, sum(map(len, groups))]) for groups in shares]
         if learner.tokens is not None:
-            lengths = [[int(chosen[i].lengths[m]) for i, m in one] for one in members]
-            each = [[float(costs[i][m]) for i, m in one] for one in members]
+            lengths = [[n for one in part.groups for n in one.lengths.tolist()] for part in parts]
+            each = [[c for one in part.groups for c in costs[one.id].tolist()] for part in parts]
             micro = balance.micro_batches(lengths, learner.tokens, each)
+            for part, bins in zip(parts, micro, strict=True):
+                part.order = [j for one in bins for j in one]
+                part.micro = np.cumsum([0, *map(len, bins)]).tolist()
         self.number += 1
-        self.step = Step(self.number, self.table.version, list(chosen))
+        self.step = Step(self.number, self.table.version, list(chosen), dict(enumerate(parts)))
         self.lags = [self.table.version - one.version for one in chosen]
-        for rank, bins in enumerate(micro):
-            places = {i: place for place, i in enumerate(ranks[rank])}
-            order = [members[rank][j] for one in bins for j in one]
-            cuts = np.cumsum([0, *map(len, bins)]).tolist()
-            self.step.parts[rank] = Part(
-                [chosen[i] for i in ranks[rank]], [(places[i], m) for i, m in order], cuts
-            )
         for group in chosen:
             self.table.move(group, State.DELIVERED)
 
