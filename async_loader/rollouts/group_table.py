@@ -284,7 +284,7 @@ class GroupTable(SlotTable):
                 if name in self.schema.group:
                     group.set(self.schema, name, None, value[places[0]].copy())
                 else:
-                    group.set(self.schema, name, members, value[places], bool(whole))
+                    group.set(self.schema, name, None if whole else members, value[places])
             self.note_fields(group)
             applied += len(places)
         return applied

@@ -158,35 +158,21 @@ class Group:
         self.lengths = np.concatenate([lengths for _, lengths in parts])
         self.starts = np.concatenate(([0], np.cumsum(self.lengths)))
         count = len(self.lengths)
-        self.columns, self.lacks, self.missing = {}, {}, {}
-        for name in schema.group:
-            self.lacks[name] = 1
-        for name in (*schema.ragged, *schema.small):
-            self.lacks[name], self.missing[name] = count, np.ones(count, np.bool_)
+        self.columns, self.missing = {}, {}
+        self.lacks = {name: 1 if name in schema.group else count for name in schema.fields}
         first = 0
         for columns, lengths in parts:
             for name, (has, values) in columns.items():
-                if name in schema.group:
+                if name in schema.group or (has is None and len(parts) == 1):
                     self.set(schema, name, None, values)
                     continue
-                whole = has is None and len(parts) == 1
                 members = np.arange(len(lengths)) if has is None else has
-                self.set(schema, name, first + members, values, whole)
+                self.set(schema, name, first + members, values)
             first += len(lengths)
 
-    def set(
-        self,
-        schema: GroupSchema,
-        name: str,
-        members: Array | None,
-        values: Array,
-        whole: bool = False,
-    ) -> None:
-        """Set a field of these members; ``None``: of the group.
-
-        ``whole``: values are those of all members, and are kept without a copy.
-        """
-        if members is None or whole:
+    def set(self, schema: GroupSchema, name: str, members: Array | None, values: Array) -> None:
+        """Set a field of these members; ``None``: of the group, or of all, kept without a copy."""
+        if members is None:
             self.columns[name], self.lacks[name] = np.asarray(values), 0
             self.missing.pop(name, None)
             return
@@ -206,8 +192,8 @@ class Group:
                 at += end - begin
         else:
             column[members] = values
-        missing = self.missing.get(name)
-        if missing is not None:
+        if self.lacks[name]:
+            missing = self.missing.setdefault(name, np.ones(len(self), np.bool_))
             missing[members] = False
             self.lacks[name] = int(np.count_nonzero(missing))
             if not self.lacks[name]:
