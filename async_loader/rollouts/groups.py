@@ -139,9 +139,9 @@ class OpenGroup:
         if len(parts) > 1:
             for i, (arguments, _) in enumerate(parts):
                 arguments |= {"part": i, "last": i == len(parts) - 1}
-        elif before and not any(map(self._schema.is_ragged, self._group)):
-            if self._port.extend(before[-1], *parts[0]):
-                return list(before[-1:])
+        fits = len(parts) == 1 and not any(map(self._schema.is_ragged, self._group))
+        if before and fits and self._port.extend(before[-1], *parts[0]):
+            return list(before[-1:])
         return [self._port.ask("put", *one, hold_s=hold_s) for one in parts]
 
     def committed(self, asked: Sequence[Any], timeout_s: float | None = None) -> bool:

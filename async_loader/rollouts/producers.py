@@ -16,7 +16,7 @@ from async_loader.name_hints import explain_wrong_names
 from async_loader.rollouts.groups import Member, OpenGroup, Prompts, Reservations, ticket
 from async_loader.rollouts.port import Port
 from async_loader.rollouts.prompts import NEXT
-from async_loader.rollouts.schema import Array, GroupSchema, Ragged, cast_array
+from async_loader.rollouts.schema import Array, GroupSchema, cast_array
 from async_loader.validation import whole
 
 

@@ -118,7 +118,7 @@ class RemotePort:
         self,
         name: str,
         arguments: Mapping[str, Any] = _NONE,
-        arrays: Arrays = _NONE,
+        arrays: Arrays | Pieces = _NONE,
         *,
         wait_s: float | None = None,
         wake: Callable[[], object] | None = None,
@@ -180,10 +180,10 @@ class RemotePort:
             pending.body = replace(pending.request, specs=specs, slot=pending.slot)
             pending.data = data if pending.room is None else None
         body, room = pending.request, pending.room
-        if body.slot is not None and room is not None:
-            if pending.session != connection.session.number:
-                pending.body = replace(body, slot=None)
-                pending.data = room[: body.nbytes].tobytes() if body.nbytes else None
+        elsewhere = pending.session != connection.session.number
+        if elsewhere and room is not None and body.slot is not None:
+            pending.body = replace(body, slot=None)
+            pending.data = room[: body.nbytes].tobytes() if body.nbytes else None
         if connection.servers != self._server and connection.is_open:
             self._server = connection.servers
             keys = [list(key) for one in list(self.sources) for key in one.trained]
