@@ -249,6 +249,31 @@ def test_a_quick_loop_reserves_ahead_and_gives_back_once_it_is_not_quick():
         assert dict(stats.ended) == {"the loop was left": 1}
 
 
+def test_groups_of_one_message_are_as_they_were_made_and_the_last_needs_no_other_to_be_sent():
+    wide = {"wide": Rollouts(SCHEMA, batch=32, max_lag=0, size=1, tries=1)}
+    with connect("embedded", tables=wide) as one, connect(one.address) as other:
+        table, there = one.table("wide"), other.table("wide")
+        for group in table.groups(range(32)):
+            if group.prompt == 20:  # the one before is held for this one
+                until(lambda: there.stats().states["ready"] == 20)
+            for member in range(1 + group.prompt % 3):
+                late = {} if group.prompt % 5 == 0 and member else {"reward": member}
+                group.append(tokens=[group.prompt] * member, version=[0] * member, **late)
+            if group.prompt % 4:
+                group.update(answer=group.prompt)
+            if group.prompt == 31:
+                break
+        groups = {}
+        for member in there.members(["tokens"], name="all", timeout_s=10):
+            groups.setdefault(int(member.group), []).append(member)
+        assert len(groups) == 31
+        for prompt, members in enumerate(groups.values()):
+            assert len(members) == 1 + prompt % 3
+            for number, member in enumerate(members):
+                assert member["tokens"].tolist() == [prompt] * number
+                assert member.get("answer") == (prompt if prompt % 4 else None)
+
+
 def test_producers_need_no_torch(client):
     code = """
 import sys
