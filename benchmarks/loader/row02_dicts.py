@@ -24,12 +24,11 @@ MAKE = {
 
 
 def _learner() -> Callable[[], None]:
-    """An update that takes WORK_S of products of matrices, on one core: with both cores taken by
-    them, what is collated beside waits, and each loader adds the same.
+    """An update that takes WORK_S of products of matrices, on one core as all learners here. One
+    that takes both leaves none for what is collated beside: then each loader adds the same.
     """
     import torch
 
-    torch.set_num_threads(1)
     matrix = torch.randn(256, 256)
 
     def products(count: int) -> float:
