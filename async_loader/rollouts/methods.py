@@ -13,6 +13,7 @@ from async_loader import tensors
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.samplers import Sampler
+from async_loader.replay.samplers.sampler import check_sampler
 from async_loader.rollouts.producers import ProducerMethods
 from async_loader.rollouts.schema import Array, cast_array
 from async_loader.rollouts.source import Keep, RolloutSource, checked_learner
@@ -111,14 +112,15 @@ class RolloutMethods(ProducerMethods):
             fields=None if fields is None else list(schema.named("fields", fields)),
             judges=keep is not None, max_times_sampled=max_times_sampled, tokens=tokens,
             cost=list(cost), overlong=overlong, world_size=world_size,
-            sampler=self._sampler(sampler), rank=rank,
+            sampler=None if sampler is None else self._sampler(check_sampler("sampler", sampler)),
+            rank=rank,
         )  # fmt: skip
         batch = int(self._about()["batch"])
         source = RolloutSource(self._port, schema, next(_PARTS), learner, rank, keep, batch, self)
         self._sources.add(source)
         return source
 
-    def _sampler(self, sampler: Sampler | None) -> Any:
+    def _sampler(self, sampler: Sampler) -> Any:
         """Return a sampler as it travels."""
         return sampler
 

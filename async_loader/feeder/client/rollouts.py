@@ -305,8 +305,8 @@ class RolloutsClient(RolloutMethods):
             self._known = GroupSchema.from_plain(self._about()["schema"])
         return self._known
 
-    def _sampler(self, sampler: Sampler | None) -> Any:
-        return None if sampler is None else plain_of(sampler)
+    def _sampler(self, sampler: Sampler) -> Any:
+        return plain_of(sampler)
 
     def __repr__(self) -> str:
         return f"<RolloutsClient {self.name!r} of {self._connection.address}>"
