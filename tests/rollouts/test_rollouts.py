@@ -664,7 +664,7 @@ def test_closing_ends_all_waits():
         (lambda table: next(table.groups(5)), r"prompts is 5: give a sequence, as \[5\]"),
         (lambda table: next(table.groups("2 + 2")), "prompts is '2 [+] 2': give a sequence"),
         (lambda table: table.source(keep=3), "keep=3: give a function"),
-        (lambda table: table.source(sampler="prioritized"), "sampler=.prioritized.: give a sampler"),
+        (lambda table: table.source(sampler="prioritized"), "give a sampler"),
         (lambda table: next(table.members(["reward"], ["reward"])), "'reward' is in needs and in"),
         (lambda table: table.load_state_dict({}), "no state_dict of Rollouts"),
         (lambda table: table.update_priorities([1, 2], [1.0]), "1 priorities for 2 ids"),
