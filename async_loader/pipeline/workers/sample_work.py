@@ -267,24 +267,25 @@ class ChunkTasks:
         if task.whole:
             batch = self._whole(reader, what, seed, slots.arena)
             return "tree", codec.encode(batch, out_of_band=True)
-        if slots.layout is None or reader is not None:
+        if slots.layout is None:
             samples: Sequence[Any] | None = self._samples(reader, what, seed)
         else:
-            samples = collate.fill_as_made(
-                slots.layout.schema, *self._calls(what), slots.rows(task)
-            )
+            calls = self._calls(reader, what, seed)
+            samples = collate.fill_as_made(slots.layout.schema, *calls, slots.rows(task))
         if samples is None:
             return "wrote", None
         return "samples", codec.encode(list(samples), out_of_band=True)
 
     def _samples(self, reader: Reader | None, what: Any, seed: Seed) -> Sequence[Any]:
-        if reader is not None:
-            return fetch(reader, what, seed)
-        function, arguments = self._calls(what)
+        function, arguments = self._calls(reader, what, seed)
         return [function(*each) for each in arguments]
 
-    def _calls(self, what: Any) -> tuple[Callable[..., Any], Iterator[tuple[Any, ...]]]:
-        """The function of the jobs, and the arguments of each."""
+    def _calls(
+        self, reader: Reader | None, what: Any, seed: Seed
+    ) -> tuple[Callable[..., Any], Iterator[tuple[Any, ...]]]:
+        """What makes each sample, and its arguments."""
+        if reader is not None:
+            return _itself, zip(fetch(reader, what, seed))
         if not isinstance(what, SharedCalls):
             what = SharedCalls(operator.call, list(zip(what)))
         return what.function, while_open(what.arguments, self.ending)
@@ -304,6 +305,10 @@ class ChunkTasks:
         # what is in no piece would be copied into the pickle
         with arena.within(within):
             return tree.transform(result, _in_one_piece, leave=collate.is_ignored)
+
+
+def _itself(sample: Any) -> Any:
+    return sample
 
 
 def rows_of(batch: object) -> Sequence[Any]:
