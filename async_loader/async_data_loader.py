@@ -112,7 +112,8 @@ class AsyncDataLoader(Generic[B]):
     prefetch : int | None
         Batches made ahead. Default 2 * max(1, num_workers). Without workers, batches of a table or
         of columns that cost less than a hand-over between threads are not made ahead, but by the
-        thread that calls ``next``: see ``drawing_thread`` of `stats`.
+        thread that calls ``next``: see ``drawing_thread`` of `stats`. With 0 that is always so: a
+        batch then has what the table held at that call, whatever the machine was doing.
     in_order : bool
         Deliver in the order of the jobs. False gives lower latency.
     timeout_s : float | None
@@ -195,23 +196,24 @@ class AsyncDataLoader(Generic[B]):
         one_of("in_order", in_order, (True, False))
         if num_workers is None:
             plain = collate_fn is None and transform is None and worker_init_fn is None
-            num_workers = _gathering_threads(self._source, self.batch_size) if plain else 0
+            ahead = plain and prefetch != 0
+            num_workers = _gathering_threads(self._source, self.batch_size) if ahead else 0
             worker_type = "thread" if num_workers else worker_type
         self.num_workers = whole("num_workers", num_workers, 0)
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
-        ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 1)
+        made = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 0)
         self._where, self._before = (device, into, batch_format), 0
         output = self._output()
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
-            self._source.note_ahead(self.batch_size, ahead)
+            self._source.note_ahead(self.batch_size, max(1, made))
         self._settings: dict[str, Any] = {
             "batch_size": self.batch_size,
             "chunk_size": self.chunk_size,
             "num_workers": self.num_workers,
             "worker_type": worker_type,
-            "prefetch": ahead,
+            "prefetch": made,
             "in_order": in_order,
             "timeout_s": limit,
             "on_error": on_error,

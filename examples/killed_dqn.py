@@ -52,7 +52,8 @@ class Run:
         else:
             self.buffer = ReplayBuffer(50_000, schema=SCHEMA, seed=0)
         self.writer = self.buffer.writer(stream="env")
-        self.loader = AsyncDataLoader(self.buffer, BATCH, seed=0)
+        # drawn when asked for, so that the draws of two runs see the same steps
+        self.loader = AsyncDataLoader(self.buffer, BATCH, seed=0, prefetch=0)
         if kept is not None:
             self.loader.load_state_dict(kept["loader"])
             for name, state in kept["learner"].items():

@@ -5,12 +5,14 @@ Knows neither the user's arguments nor the loader.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
+from async_loader.errors import ConfigError
 from async_loader.lifecycle import EndFlag
 from async_loader.pipeline.batches.assembler import ChunkAssembler
 from async_loader.pipeline.batches.local_collator import LocalCollator, Transform
@@ -75,6 +77,15 @@ class SourceEngine:
     ) -> None:
         of_batch = Transform.of(source, transform, collate_fn is not None)
         whole = collate_fn is not None or of_batch is not None
+        # a user's function may depend on the thread that calls it
+        here = num_workers <= 1 and not whole and isinstance(source, AnyThread)
+        if not prefetch and not here:
+            raise ConfigError(
+                "prefetch=0: the thread that calls next draws rows of a table or of columns alone, "
+                "without workers, a collate_fn or a transform: say prefetch=1"
+            )
+        costs = (DrawCosts() if prefetch else DrawCosts(math.inf)) if here else None
+        prefetch = max(1, prefetch)
         reader = source.reader()
         schema = None if reader is None else reader.schema
 
@@ -120,8 +131,6 @@ class SourceEngine:
         self._tasks = PlanDispatch(source, local, core.pool, assembler, spec, ready)
         self._supplier = SourceTasks(source, batch_size)
         transfer = None if backend is None else _streamer(backend, None if finish else buffers)
-        # a user's function may depend on the thread that calls it
-        here = core.pool is None and not whole and isinstance(source, AnyThread)
         self.iteration = Iteration(
             core,
             spec,
@@ -130,7 +139,7 @@ class SourceEngine:
             ready,
             prefetch,
             transfer,
-            DrawCosts() if here else None,
+            costs,
         )
         self.iteration.begin_at(first)
         self.iterator = BatchIterator(

@@ -169,3 +169,19 @@ def test_a_call_that_ctrl_c_ends_costs_its_batch_at_most(monkeypatch):
                 next(loader)
             seen += next(loader)["x"].tolist()
     assert len(set(seen)) == len(seen) == 24
+
+
+def test_without_prefetch_a_batch_has_what_the_table_held_at_its_call():
+    def drawn() -> list[list[int]]:
+        with ReplayBuffer(100, {"x": ((1 << 17,), "uint8"), "n": "int64"}) as buffer:
+            large = np.zeros((32, 1 << 17), np.uint8)
+            buffer.extend(x=large, n=np.zeros(32, np.int64))
+            with AsyncDataLoader(buffer, 32, prefetch=0, seed=1) as loader:
+                found = []
+                for n in range(40):  # draws that cost more than a hand-over
+                    found.append(next(loader)["index"].tolist())
+                    buffer.add(x=large[0], n=n)
+                assert loader.stats().drawing_thread == "caller"
+        return found
+
+    assert drawn() == drawn()
