@@ -89,7 +89,7 @@ REPLAY = Environment(
 )
 RLOX = Environment(
     "rlox",
-    (("torch==2.13.0", "numpy", "psutil"), ("--no-deps", "rlox==1.2.0")),
+    (("torch==2.13.0", "numpy", "psutil", "gymnasium"), ("--no-deps", "rlox==1.2.0")),
     "import rlox",
     ("rlox", "numpy"),
 )
