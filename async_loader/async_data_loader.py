@@ -195,25 +195,25 @@ class AsyncDataLoader(Generic[B]):
         one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
         if num_workers is None:
-            plain = collate_fn is None and transform is None and worker_init_fn is None
-            ahead = plain and prefetch != 0
-            num_workers = _gathering_threads(self._source, self.batch_size) if ahead else 0
+            functions = (collate_fn, transform, worker_init_fn)
+            plain = prefetch != 0 and all(one is None for one in functions)
+            num_workers = _gathering_threads(self._source, self.batch_size) if plain else 0
             worker_type = "thread" if num_workers else worker_type
         self.num_workers = whole("num_workers", num_workers, 0)
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
-        made = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 0)
+        ahead = 2 * max(1, self.num_workers) if prefetch is None else whole("prefetch", prefetch, 0)
         self._where, self._before = (device, into, batch_format), 0
         output = self._output()
         if finishes(self._source) is not None:
             _check_shapes(into, batch_format)
         if isinstance(self._source, Foresighted):
-            self._source.note_ahead(self.batch_size, max(1, made))
+            self._source.note_ahead(self.batch_size, max(1, ahead))
         self._settings: dict[str, Any] = {
             "batch_size": self.batch_size,
             "chunk_size": self.chunk_size,
             "num_workers": self.num_workers,
             "worker_type": worker_type,
-            "prefetch": made,
+            "prefetch": ahead,
             "in_order": in_order,
             "timeout_s": limit,
             "on_error": on_error,

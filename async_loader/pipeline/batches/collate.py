@@ -98,8 +98,7 @@ def fill_as_made(
     list | None
         All samples, when one is not what the schema says; what was written as it is there.
     """
-    row_bytes = sum(field.nbytes for field in schema.fields)
-    few = max(1, _AT_ONCE_BYTES // max(1, row_bytes))
+    few = max(1, _AT_ONCE_BYTES // max(1, schema.nbytes))
     for start in range(0, len(fields[0]), few):
         # lists, and no generators, which would change a StopIteration
         samples = [make(*each) for each in itertools.islice(arguments, few)]
