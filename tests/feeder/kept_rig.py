@@ -142,7 +142,9 @@ class Load:
             while not self.learned.is_set():
                 with contextlib.suppress(TimeoutError, AsyncLoaderError):
                     batch = table.sample(8, timeout_s=5.0)
-                    table.update_priorities(batch["index"], 1e6 + batch["x"] % 997)
+                    done = table.update_priorities(batch["index"], 1e6 + batch["x"] % 997)
+                    if done.stale:  # the feeder was killed since the draw: the answer says so
+                        continue
                     self.updated |= dict(
                         zip(batch["index"].tolist(), batch["x"].tolist(), strict=True)
                     )
@@ -154,12 +156,13 @@ class Load:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self.end.set()
-        if kind is not None:  # without a feeder threads do not end; they are daemons
-            return
+        if kind is not None:
+            self.learned.set()
+        deadline = Deadline(2 * PATIENCE_S if kind is None else 10.0)
         for one in reversed(self.threads):  # the queue's learner ends when its writers have
             if one in self.threads[:2]:
                 self.learned.set()
-            one.join(2 * PATIENCE_S)
+            one.join(deadline.left())
 
 
 def row(name: str, writer: int, number: int) -> dict[str, Any]:
@@ -238,7 +241,9 @@ def rounds(folder: Path, kept: Path, count: int, seed: int = 0) -> Iterator[tupl
                 yield feeder.started_s, time.monotonic() - served
             feeder.kill()
             load.end.set()
-            check(load, kept)
-            feeder.start()  # for the threads that wait for it
+            try:
+                check(load, kept)
+            finally:
+                feeder.start()  # for the threads that wait for it
     finally:
         feeder.kill()
