@@ -116,6 +116,11 @@ ROW = Row(
             "project",
             partial(_measure, filled=partial(_copied, side=sides.sample)),
         ),
+        Contender(
+            "async_loader, a table on the device and copy_()",
+            "project",
+            partial(_measure, filled=partial(_copied, side=sides.on_device)),
+        ),
         *(
             Contender(name, "replay-peers", partial(_measure, filled=partial(_copied, side=side)))
             for name, side in sides.HOST.items()
