@@ -219,6 +219,8 @@ def draw(path: Path, about: Mapping[str, Any], outcomes: Sequence[Outcome]) -> N
         for metric in outcome.row.metrics
         if _worth_a_chart(outcome, metric)
     ]
+    if not charts:  # nothing was measured
+        return
     pairs = [charts[i : i + 2] for i in range(0, len(charts), 2)]
     heights = [1.0 + 0.22 * max(len(outcome.measured) for outcome, _ in pair) for pair in pairs]
     figure, axes = pyplot.subplots(

@@ -9,7 +9,7 @@ import sys
 
 from benchmarks.gpu.timing import DEVICE
 
-ROWS = ("draws_small", "draws_atari", "graph", "update_atari", "jobs")
+ROWS = ("draws_small", "draws_atari", "graph", "update_atari", "simulator", "jobs")
 
 
 def about() -> dict[str, str]:

@@ -52,7 +52,7 @@ def row(
         (
             *contenders(ours, "project"),
             *contenders({SAMPLE: sides.moved(sides.sample)}, "project"),
-            *contenders(sides.PEERS, "replay-peers"),
+            *contenders(sides.PEERS | sides.RESIDENT, "replay-peers"),
             *contenders(LIMITS, "project"),
         ),
         (

@@ -1,7 +1,5 @@
 """Uniform draws of 256 transitions of two stacks of four frames into the accelerator's memory."""
 
-from functools import partial
-
 from benchmarks.gpu import draws, sides
 from benchmarks.gpu.timing import Take
 from benchmarks.replay import workloads
@@ -22,7 +20,6 @@ ROW = draws.row(
     BATCH,
     {
         "async_loader": sides.loader,
-        "async_loader, 4 worker threads": partial(sides.loader, threads=4),
         "async_loader, linked frames": sides.linked,
         "async_loader, table on the device": sides.on_device,
     },

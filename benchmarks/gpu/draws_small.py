@@ -18,6 +18,10 @@ ROW = draws.row(
     f"{BATCH} small transitions of {WORK.rows:,}, in the accelerator's memory",
     WORK,
     BATCH,
-    {"async_loader": sides.loader, "async_loader, linked": sides.linked},
+    {
+        "async_loader": sides.loader,
+        "async_loader, linked": sides.linked,
+        "async_loader, table on the device": sides.on_device,
+    },
     _check,
 )

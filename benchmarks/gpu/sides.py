@@ -34,16 +34,11 @@ def _tensors(batch: Any, done: str = "terminated") -> Batch:
 
 
 @contextmanager
-def loader(work: Workload, batch: int, threads: int = 0) -> Iterator[Take]:
+def loader(work: Workload, batch: int) -> Iterator[Take]:
     """Rows stored as they are."""
     from async_loader import AsyncDataLoader
 
-    with (
-        tables.ours(work) as buffer,
-        AsyncDataLoader(
-            buffer, batch, DEVICE, num_workers=threads, worker_type="thread"
-        ) as batches,
-    ):
+    with tables.ours(work) as buffer, AsyncDataLoader(buffer, batch, DEVICE) as batches:
         yield lambda: _fields(next(batches))
 
 
@@ -97,6 +92,13 @@ def torchrl(work: Workload, batch: int) -> Iterator[Take]:
 
 
 @contextmanager
+def torchrl_on_device(work: Workload, batch: int) -> Iterator[Take]:
+    """Its storage in the accelerator's memory, as LeanRL has it."""
+    buffer = tables.torchrl(work, batch, device=DEVICE)
+    yield lambda: _fields(buffer.sample())
+
+
+@contextmanager
 def sb3(work: Workload, batch: int, device: str = DEVICE) -> Iterator[Take]:
     """Its `sample` makes tensors on a device."""
     import torch
@@ -121,6 +123,7 @@ PEERS: dict[str, Side] = {
     name: sb3 if name == "stable-baselines3" else moved(side) for name, side in HOST.items()
 }
 """The same in the accelerator's memory."""
+RESIDENT: dict[str, Side] = {"torchrl, storage on the device": torchrl_on_device}
 
 
 @contextmanager

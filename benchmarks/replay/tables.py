@@ -85,10 +85,12 @@ def for_cpprb(chunk: Columns, stacked: bool = False) -> Columns:
     return columns
 
 
-def torchrl(work: Workload, batch: int, prefetch: int | None = None, **options: Any) -> Any:
+def torchrl(
+    work: Workload, batch: int, prefetch: int | None = None, device: str = "cpu", **options: Any
+) -> Any:
     from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-    storage = LazyTensorStorage(work.rows)
+    storage = LazyTensorStorage(work.rows, device=device)
     buffer = ReplayBuffer(storage=storage, batch_size=batch, prefetch=prefetch, **options)
     for chunk in work.chunks():
         buffer.extend(for_torchrl(chunk))
