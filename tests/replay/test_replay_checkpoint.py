@@ -319,6 +319,16 @@ def test_another_capacity_holds_what_a_table_of_that_capacity_would(name, capaci
     assert runs[0].log == runs[1].log
 
 
+def test_a_folder_above_a_save_is_told_where_the_save_is(tmp_path):
+    with filled() as buffer:
+        buffer.save(tmp_path / "table" / "newest")
+    for folder, found in ((tmp_path, "table/newest"), (tmp_path / "table", "newest")):
+        with pytest.raises(ConfigError, match=f"no checkpoint in this folder: .* {found}$"):
+            ReplayBuffer.from_checkpoint(folder)
+    with pytest.raises(ConfigError, match=r"no checkpoint in this folder$"):
+        ReplayBuffer.from_checkpoint(tmp_path / "other")
+
+
 # -- what a table may be ---------------------------------------------------------------------------
 
 

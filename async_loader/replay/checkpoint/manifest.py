@@ -298,7 +298,10 @@ class Checkpoint:
             number = positive("number", number)
         there = saves(root)
         if not there:
-            raise ConfigError(f"{root}: there is no checkpoint in this folder")
+            below = sorted({*root.glob("*"), *root.glob("*/*")})  # tables and saves of a feeder
+            names = [str(one.relative_to(root)) for one in below if saves(one)][:8]
+            remedy = f": there are some in {', '.join(names)}" if names else ""
+            raise ConfigError(f"{root}: there is no checkpoint in this folder{remedy}")
         wanted = there[-1] if number is None else number
         if wanted not in there:
             raise ConfigError(
