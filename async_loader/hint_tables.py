@@ -159,6 +159,8 @@ priorities -> update_priorities -> say update_priorities(index, priority)
 reset empty -> clear -> say clear()
 push store insert put add_transition append -> add -> say add(...), or writer().append(...)
 push store insert put add_transition append add -> writer -> say writer().append(...)
+add_batch push_batch insert_batch -> extend -> say extend(...)
+extend add_batch push_batch insert_batch -> writer -> say writer().extend(...)
 push store insert put add_transition add -> append -> say append(...)
 update_priority update_tensordict_priority mutate_priorities feedback set_priorities ->
     update_priorities -> say update_priorities(index, priority)

@@ -142,6 +142,7 @@ def test_a_hint_for_a_wrong_attribute_names_one_that_the_object_has():
             said = re.match(r"say ([a-z]\w*)\b(?!\.| =)", remedy)
             assert said is None or said[1] in {*dir(kind), "next", "len"}, (kind, word, remedy)
     assert "client.table(name)" in attribute_remedy(Client, "sample")
+    assert attribute_remedy(TableClient, "extend") == "say writer().extend(...)"
     assert attribute_remedy(AsyncDataLoader, "reset") == ""
     assert attribute_remedy(AsyncDataLoader, "dataset") == ""
     assert attribute_remedy(ReplayBuffer, "dataset") == "say AsyncDataLoader(table, batch_size)"
