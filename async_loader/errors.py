@@ -238,7 +238,8 @@ class WorkerDied(AsyncLoaderError):
     ----------
     pid : int
     exitcode : int | None
-        As in ``multiprocessing``: a negative value is the number of a signal.
+        As in ``multiprocessing``: a negative value is the number of a signal. ``None`` if it is
+        not known.
     """
 
     def __init__(self, message: str, pid: int = 0, exitcode: int | None = None) -> None:

@@ -17,6 +17,7 @@ import hypothesis
 import psutil
 import pytest
 from fake_device import FakeBackend
+from near_feeder import NearFeeder
 
 from async_loader.pipeline.device.cuda_backend import BY_NAME
 
@@ -139,6 +140,12 @@ def nothing_is_left(request: pytest.FixtureRequest):
         threading.Event().wait(0.02)
         gc.collect()
         _searched = True
+
+
+@pytest.fixture
+def near_feeders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what a feeder answers, not of its process. See near_feeder.py."""
+    monkeypatch.setattr("async_loader.feeder.embedded.Embedded", NearFeeder)
 
 
 @pytest.fixture(params=["fork", "spawn", "forkserver"])

@@ -235,9 +235,11 @@ def test_a_reader_that_reads_something_else_after_it_was_sent_is_caught():
         conformance.check_travel(Forgets)
 
 
+let_go = threading.Event()
+
+
 def blocks(self, n, patience):
-    self.gate = threading.Event()
-    self.gate.wait(6)
+    let_go.wait(60)
     return Rows(np.arange(n))
 
 
@@ -268,7 +270,9 @@ WAITING = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", WAITING)
 def test_a_source_that_waits_badly_is_caught(case, monkeypatch):
-    monkeypatch.setattr(conformance, "_BLOCKED_S", 1.0 if case == "waits by other means" else 30.0)
+    monkeypatch.setattr(conformance, "_BLOCKED_S", 0.1 if case == "waits by other means" else 30.0)
     make, text = WAITING[case]
+    let_go.clear()
     with pytest.raises(NotConforming, match=text):
         check_waiting(make)
+    let_go.set()

@@ -16,6 +16,8 @@ from async_loader.dataset.data_loader import DataLoader
 from async_loader.errors import ConfigError
 from async_loader.lifecycle import seconds, seconds_or_none
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 BAD = (math.nan, -1, -(10**400), -math.inf, "a", True, [1.0], np.float64("nan"))
 
 

@@ -60,10 +60,10 @@ class Zygote:
             self._until(lambda: bool(self._started), None)
             return Started(self, self._started.pop(), out, err)
 
-    def run(self, script: Path, limit_s: float = 200.0) -> tuple[int, str, str]:
+    def run(self, script: Path, *args: str, limit_s: float = 200.0) -> tuple[int, str, str]:
         """Run a script to its end; return its exit code and what it wrote to stdout and stderr."""
         with tempfile.TemporaryDirectory(prefix="al-") as tmp:  # paths of sockets are short
-            started = self.start(str(script), (), tmp)
+            started = self.start(str(script), args, tmp)
             try:
                 out, errors = started.communicate(limit_s)
             finally:

@@ -17,6 +17,8 @@ from async_loader import Ragged, Rollouts, connect
 from async_loader.compat.slime import SCHEMA, DataSource, generate_rollout
 from async_loader.errors import Closed, ConfigError, SchemaError, Timeout
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 TABLE = {"schema": SCHEMA, "batch": 4, "max_lag": 1, "size": 2}
 
 

@@ -19,6 +19,8 @@ from async_loader import Rollouts, connect
 from async_loader.compat.trl import SCHEMA, RolloutWorker
 from async_loader.errors import Closed, Timeout
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 TABLE = {"schema": {**SCHEMA, "length": "int32"}, "batch": 4, "max_lag": 1, "size": 2}
 AHEAD = 2
 """Samples of a micro-batch."""

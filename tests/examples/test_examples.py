@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -10,10 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import torch
+from zygote import Zygote
 
 from async_loader.feeder.serving import FeederProcess
 from async_loader.feeder.settings import ServerSettings
@@ -30,17 +34,38 @@ OURS = {"dqn_atari", "feeder_dqn", "grpo_arithmetic", "ppo_feeder", "r2d2"}
 """Examples of nothing but the package: without a warning, but of a long wait under load."""
 
 
-def command(name: str, *options: str, launcher: tuple[str, ...] = ()) -> list[str]:
-    strict = ("-W", "error", "-W", "ignore:waiting for") if name in OURS else ()
-    return [sys.executable, *strict, *launcher, str(ROOT / f"examples/{name}.py"), *options]
+STRICT = ("-W", "error", "-W", "ignore:waiting for")
 
 
-def run(name: str, *options: str, code: int = 0, launcher: tuple[str, ...] = ()) -> str:
+def command(name: str, *options: str) -> list[str]:
+    strict = STRICT if name in OURS else ()
+    return [sys.executable, *strict, str(ROOT / f"examples/{name}.py"), *options]
+
+
+@pytest.fixture(scope="module")
+def zygotes() -> Iterator[tuple[Zygote, Zygote]]:
+    """With and without warnings as errors."""
+    modules = ("torch", "async_loader.feeder.server", "loaded_kernels")
+    folders = (str(ROOT / "tests"),)
+    if importlib.util.find_spec("gymnasium"):
+        modules += ("gymnasium",)
+    made = tuple(Zygote(*modules, folders=folders, options=one) for one in (STRICT, ()))
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def run(zygotes: tuple[Zygote, Zygote]) -> Callable[..., str]:
     """Return what an example prints, which ends with this code."""
-    started = command(name, *options, launcher=launcher)
-    done = subprocess.run(started, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, done.stderr[-3000:]
-    return done.stdout
+
+    def run(name: str, *options: str, code: int = 0) -> str:
+        path = ROOT / f"examples/{name}.py"
+        done, said, errors = zygotes[name not in OURS].run(path, *options, limit_s=280)
+        assert done == code, errors[-3000:]
+        return said
+
+    return run
 
 
 def number(text: str, pattern: str) -> float:
@@ -51,7 +76,7 @@ def number(text: str, pattern: str) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "solved"), [(10, True), (501, False)])
-def test_the_demo_says_whether_it_reached_its_target(target, solved):
+def test_the_demo_says_whether_it_reached_its_target(run, target, solved):
     needs("gymnasium")
     options = ["--actors", "1", "--max-seconds", "200" if solved else "1", "--target", str(target)]
     found = json.loads(run("cartpole_demo", "--json", *options, code=not solved))
@@ -63,8 +88,9 @@ def test_the_demo_says_whether_it_reached_its_target(target, solved):
 
 @pytest.mark.slow
 def test_the_batches_of_two_ranks_have_no_row_in_common():
+    python, *script = command("ddp_cluster", "--batches", "4", "--batch-size", "16")
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    said = run("ddp_cluster", "--batches", "4", "--batch-size", "16", launcher=torchrun)
+    said = subprocess.check_output([python, *torchrun, *script], text=True, timeout=280)
     assert "128 rows for 2 ranks" in said
     assert "batches are disjoint: True; models are equal: True" in said
 
@@ -73,9 +99,9 @@ PONG = ["--envs", "2", "--capacity", "2000", "--warmup", "64"]
 
 
 @pytest.mark.slow
-def test_some_seconds_of_pong_end_in_a_report_of_plausible_rates():
+def test_some_seconds_of_pong_end_in_a_report_of_plausible_rates(run):
     needs("ale_py")
-    report = run("dqn_atari", *PONG, "--seconds", "8")
+    report = run("dqn_atari", *PONG, "--seconds", "5")
 
     def figure(what):
         return number(report, rf"{re.escape(what)}\W+([\d.,]+)")
@@ -113,7 +139,7 @@ def test_ctrl_c_ends_pong_with_a_report_and_exit_code_0():
 
 
 @pytest.mark.slow
-def test_actors_and_learner_keep_to_the_limiters_ratio():
+def test_actors_and_learner_keep_to_the_limiters_ratio(run):
     needs("gymnasium")
     said = run("feeder_dqn", "--actors", "1", "--updates", "60")
     updates, steps, ratio, lag = map(float, re.findall(r"[\d.]+", said))
@@ -128,7 +154,7 @@ def test_actors_and_learner_keep_to_the_limiters_ratio():
 
 
 @pytest.mark.slow
-def test_actors_and_learner_meet_at_a_feeder_of_another_address():
+def test_actors_and_learner_meet_at_a_feeder_of_another_address(run):
     needs("gymnasium")
     settings = ServerSettings.from_plain({"replay": 50_000})
     server = FeederProcess(msgspec.structs.replace(settings, bind="tcp://127.0.0.2:0"))
@@ -148,7 +174,7 @@ def test_actors_and_learner_meet_at_a_feeder_of_another_address():
 
 
 @pytest.mark.slow
-def test_a_data_set_is_written_imported_and_learned_from():
+def test_a_data_set_is_written_imported_and_learned_from(run):
     needs("gymnasium", "h5py", "minari")
     said = run("offline_minari", "--updates", "20", "--episodes", "3")
     assert "data: 600 steps" in said
@@ -156,7 +182,7 @@ def test_a_data_set_is_written_imported_and_learned_from():
 
 
 @pytest.mark.slow
-def test_rollouts_are_at_most_one_version_old(tmp_path):
+def test_rollouts_are_at_most_one_version_old(run, tmp_path):
     needs("gymnasium")
     curve = tmp_path / "curve.json"
     said = run("ppo_feeder", "--steps", "3072", "--every", "3", "--curve", str(curve))
@@ -168,7 +194,7 @@ def test_rollouts_are_at_most_one_version_old(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_prompt_is_trained_once_though_a_generator_and_the_learner_are_killed(tmp_path):
+def test_each_prompt_is_trained_once_though_a_generator_and_the_learner_are_killed(run, tmp_path):
     curve = tmp_path / "curve.json"
     said = run("grpo_arithmetic", "--updates", "24", "--max-lag", "2", "--out", str(curve))
     found = re.search(r"(\d+) drawn = (\d+) trained \+ (\d+) filtered \+ (\d+) given up", said)
@@ -182,7 +208,7 @@ def test_each_prompt_is_trained_once_though_a_generator_and_the_learner_are_kill
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--memoryless"]])
-def test_some_updates_of_r2d2_end_in_a_curve(tmp_path, more):
+def test_some_updates_of_r2d2_end_in_a_curve(run, tmp_path, more):
     needs("gymnasium")
     curve = tmp_path / "curve.json"
     said = run("r2d2", "--steps", "4200", *more, "--every", "4096", "--curve", str(curve))
@@ -206,14 +232,14 @@ RECORDED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECORDED)
-def test_an_environment_that_records_itself_loses_no_step(name):
+def test_an_environment_that_records_itself_loses_no_step(run, name):
     needs("gymnasium", *(["stable_baselines3"] if name == "cleanrl_dqn" else []))
     options, pattern, steps = RECORDED[name]
     assert number(run(name, *options), pattern) == steps
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not():
+def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not(run):
     needs("gymnasium")
     said = run("killed_dqn", "--updates", "1000", "--within", "3", "--kills", "2", "--least", "0")
     assert "killed" in said
@@ -221,7 +247,7 @@ def test_a_run_that_is_killed_ends_with_the_weights_of_one_that_is_not():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", ["Pendulum-v1", None], ids=["pendulum", "half cheetah"])
-def test_the_sac_makes_an_update_a_step(env):
+def test_the_sac_makes_an_update_a_step(run, env):
     needs("gymnasium", *(["mujoco"] if env is None else []))
     options = ["--steps", "400", "--warmup", "100", *(["--env", env] if env else [])]
     said = run("sac_mujoco", *options)
@@ -230,8 +256,17 @@ def test_the_sac_makes_an_update_a_step(env):
     assert abs(updates - (steps - 100)) <= 40  # batches made ahead, and the limiter's error buffer
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Of the small products of these programs, a team of threads makes the work of ten."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.slow
-def test_both_buffers_of_sb3_give_the_same_returns(capsys):
+def test_both_buffers_of_sb3_give_the_same_returns(capsys, one_torch_thread):
     needs("stable_baselines3")
     main = runpy.run_path(str(ROOT / "examples" / "sb3_sac.py"))["main"]
     main(steps=80, episodes=1)
@@ -243,7 +278,7 @@ def test_both_buffers_of_sb3_give_the_same_returns(capsys):
 
 
 @pytest.mark.slow
-def test_the_code_of_the_guide_to_sb3_runs():
+def test_the_code_of_the_guide_to_sb3_runs(one_torch_thread):
     needs("stable_baselines3")
     text = (ROOT / "docs" / "guides" / "sb3.md").read_text()
     blocks = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -207,13 +207,13 @@ def test_close_leaves_a_data_source_that_blocks_behind_and_names_it(workers, cap
     loader = load(stubborn_source, num_workers=workers)
     assert entered.wait(SLACK_S)
     began = time.monotonic()
-    loader.close(5.0)
+    loader.close(3.0)
     assert time.monotonic() - began < SLACK_S / 2
     assert "data source" in caplog.text
     assert "stubborn_source" in caplog.text
-    loader.close(5.0)
+    loader.close(3.0)
     assert len(caplog.records) == 2, "once while it waits, once when it gives up, and not again"
-    assert re.search("close\\(\\) waits up to [0-5] s more for the data source", caplog.text)
+    assert re.search("close\\(\\) waits up to [0-3] s more for the data source", caplog.text)
     let_go.set()
 
 

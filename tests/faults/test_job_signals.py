@@ -100,9 +100,20 @@ def test_what_multiprocessing_ends_at_a_programs_exit_ends_although_it_drops_sig
         next(loader)
         worker = next(p for p in multiprocessing.active_children() if "worker" in p.name)
         worker.terminate()
-        # the loader's own thread may be the one that sees it end: this one then learns it later
-        until(lambda: worker.exitcode is not None)
+        # not asked before the loader's thread knows it: a fork server tells the first who asks
+        until(lambda: loader.stats().workers_replaced)
         assert worker.exitcode == -signal.SIGKILL
+
+
+def test_an_exit_code_that_a_fork_server_has_told_another_thread_is_not_made_up(caplog):
+    settings = {"num_workers": 2, "multiprocessing_context": "forkserver"}
+    with AsyncDataLoader(Batches(), 4, **settings) as loader:
+        next(loader)
+        (worker, _) = loader._engine.core.pool.handles
+        worker.process._popen.returncode = 255  # as multiprocessing does then
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: loader.stats().workers_replaced)
+    assert f"{worker} ended; starting another" in caplog.text
 
 
 def test_an_embedded_feeder_serves_on_when_its_job_is_told_to_end():

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from async_loader import Field, Sequences, connect
 from async_loader.cli import app
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 WIDE = {"COLUMNS": "200"}
 SCHEMA = {"[red]obs": Field((2,), "float32", next="after"), "reward": "float32"}
 

@@ -19,6 +19,8 @@ from async_loader import RateLimiter, ReplayBuffer, connect  # noqa: E402
 from async_loader.errors import ConfigError, SchemaError, Timeout  # noqa: E402
 from async_loader.recording import Recorder, schema_of  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 KINDS = ("table", "writer", "feeder's table", "feeder's writer")
 
 

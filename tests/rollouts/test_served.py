@@ -17,6 +17,8 @@ from async_loader import AsyncDataLoader, Prioritized, Rollouts, connect
 from async_loader.errors import ConfigError, SchemaError, Timeout
 from async_loader.feeder.settings import ServerSettings
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 SPAWN = multiprocessing.get_context("spawn")
 
 

@@ -8,6 +8,7 @@ import pytest
 from cluster_rig import PATIENCE_S, HandMade, ThreadShard, filled, until
 
 from async_loader.feeder.curve_keys import make_keys
+from async_loader.scale import connections
 from async_loader.scale.client import ClusterClient
 from async_loader.scale.shards import Shard
 
@@ -22,7 +23,10 @@ def shard_in(folder):
 
 
 @pytest.mark.slow
-def test_a_shard_without_a_key_is_left_out_until_it_has_one_and_the_others_are_followed(tmp_path):
+def test_a_shard_without_a_key_is_left_out_until_it_has_one_and_the_others_are_followed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(connections, "_LOOK_S", 0.05)
     keys = tmp_path / "keys"
     keys.mkdir()
     with shard_in(tmp_path / "a") as first, shard_in(tmp_path / "b") as moved:

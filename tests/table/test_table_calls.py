@@ -23,6 +23,8 @@ from async_loader.feeder.wire import MOST_AHEAD
 from async_loader.source import Applied
 from async_loader.table import Table
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 LINKED = {"obs": "float32", "reward": "float32", "terminated": "bool"}
 
 

@@ -20,6 +20,8 @@ from async_loader import (
 )
 from async_loader.errors import ConfigError, Unsupported
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 FOLLOWED = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool", "truncated": "bool"}
 
 

@@ -20,6 +20,8 @@ from async_loader.offline import from_hdf5, from_minari, from_npz, to_npz
 from async_loader.offline.lerobot import LeRobotSource
 from async_loader.shm import segment
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 MASKED = np.ma.masked_array(np.array([1, 999], np.float32), [False, True])
 
 

@@ -14,6 +14,8 @@ from async_loader import Field, Transitions
 from async_loader.errors import Closed, ConfigError, SchemaError
 from async_loader.table import Table, Writer
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 PLAIN = {"x": "int64", "terminated": "bool", "truncated": "bool"}
 FOLLOWED = {"obs": Field((), "float32", next="next_obs"), "terminated": "bool", "truncated": "bool"}
 

@@ -57,6 +57,12 @@ def unguarded(method: str) -> str:
     )
 
 
+_UNTOLD = ("forkserver", 255)
+"""The exit code that multiprocessing makes up when the fork server has died, or has told another
+thread: it tells once, and each start of a process asks for all that were running.
+"""
+
+
 class _Inherited:
     """A descriptor that a child gets: as it is under fork, duplicated while pickling otherwise."""
 
@@ -218,7 +224,7 @@ class WorkerHandle:
                 os.kill(self.pid, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Wait for the (ended) process, close everything; its exit code."""
+        """Wait for the (ended) process, close everything; its exit code, if that is known."""
         if not self.alive:
             return None
         readable([self.death_fd], _REAP_S)
@@ -235,7 +241,7 @@ class WorkerHandle:
             # is closed too.
             self.process.join(0)
             self.process = None
-        return exitcode
+        return None if (self._method, exitcode) == _UNTOLD else exitcode
 
     def forget(self) -> None:
         """In a forked child: multiprocessing ends what it believes to be its children when the

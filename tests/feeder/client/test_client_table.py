@@ -15,6 +15,8 @@ from async_loader.errors import (
 )
 from async_loader.feeder import connect
 
+pytestmark = pytest.mark.usefixtures("near_feeders")
+
 SCHEMA = {"obs": Field((4,), "float32"), "reward": Field((), "float32")}
 
 
