@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import numpy as np
+import torch
 import typer
 from stable_baselines3 import SAC
 from stable_baselines3.common import buffers
@@ -53,6 +54,7 @@ def main(
     """
     from stable_baselines3.common.env_util import make_vec_env
 
+    torch.set_num_threads(1)  # such small products are not worth a team of threads
     kind = timed(buffers.ReplayBuffer if theirs else ReplayBuffer)
     model = SAC(
         "MlpPolicy",
