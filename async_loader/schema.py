@@ -370,6 +370,8 @@ def _shape(what: str, shape: Any) -> tuple[int, ...]:
         ) from None
     if any(n < 0 for n in listed):
         raise SchemaError(f"{what} has shape {listed}: dimensions are at least 0")
+    if math.prod(listed) > MOST:
+        raise SchemaError(f"{what} has shape {listed}: an array has at most {MOST:,} elements")
     return listed
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
+import numbers
 import operator
 import os
 from multiprocessing.context import BaseContext
@@ -17,21 +19,42 @@ MOST = 1 << 53
 """The largest count and size: limiters and rates reckon with floats, which skip integers above."""
 
 
-def whole(name: str, value: Any, least: int) -> int:
+def whole(name: str, value: Any, least: int, most: float = MOST) -> int:
+    """Return ``value`` as an int within bounds. Raises ConfigError."""
     number = None
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):
             number = operator.index(value)
     if number is None or number < least:
         raise ConfigError(f"{name} is {value!r}: give an integer of at least {least}")
+    if number > most:
+        raise ConfigError(f"{name}={number}: it must be at most {most:,}")
     return number
 
 
-def within_floats(name: str, number: int) -> int:
-    """Return a count or a size, or raise ConfigError for one above `MOST`."""
-    if number > MOST:
-        raise ConfigError(f"{name}={number}: it must be at most {MOST:,}")
-    return number
+def seed_of(seed: object) -> int:
+    """Return a seed as an int of any size. Raises ConfigError."""
+    return whole("seed", seed, 0, math.inf)
+
+
+def real(value: object) -> float:
+    """Return a number as a float, NaN for what is none, and infinity for an int that no float
+    holds.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def share(name: str, value: object, what: str) -> float:
+    """Return a number from 0 to 1 as a float. Raises ConfigError. ``what``: what it is."""
+    made = real(value)
+    if not 0 <= made <= 1:
+        raise ConfigError(f"{name}={value!r}: {what} is 0 to 1")
+    return made
 
 
 def check_ids(array: npt.NDArray[Any]) -> None:

@@ -44,7 +44,7 @@ from async_loader.public_names import set_public_names
 from async_loader.source import Source
 from async_loader.stats import LearnerMeter, LoaderStats, StageStats, bottleneck
 from async_loader.table import Table
-from async_loader.validation import callable_or_none, one_of, whole
+from async_loader.validation import callable_or_none, one_of, seed_of, whole
 
 if TYPE_CHECKING:
     import torch
@@ -175,7 +175,7 @@ class DataLoader(ClosedAtExit, Generic[B, D]):
             else whole("batch_size", batch_size, 1)
         )
         self.num_workers = whole("num_workers", num_workers, 0)
-        self.seed = secrets.randbits(62) if seed is None else whole("seed", seed, 0)
+        self.seed = secrets.randbits(62) if seed is None else seed_of(seed)
         self.in_order = in_order
         self.device = device
         self._pages = PinnedMemory()

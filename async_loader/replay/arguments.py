@@ -15,7 +15,7 @@ from async_loader import tensors, tree
 from async_loader.errors import ConfigError, SchemaError
 from async_loader.replay.array_types import Array, Floats, Ids
 from async_loader.schema import END_FIELDS, RESERVED, Field, Schema, kind_of, tops_of
-from async_loader.validation import MOST, check_ids, path_of, whole, within_floats
+from async_loader.validation import MOST, check_ids, path_of, whole
 
 TAKEN = (*RESERVED, "priority", "timeout_s", "final_obs")
 """Names that a field of a step cannot have: batches contain them, or `ReplayBuffer.add` has such
@@ -31,7 +31,7 @@ def positive(name: str, value: object) -> int:
     """Return ``value`` as an int from 1 to `MOST`. Raises ConfigError."""
     if type(value) is int and 0 < value <= MOST:
         return value
-    return within_floats(name, whole(name, value, 1))
+    return whole(name, value, 1)
 
 
 def size_of(capacity: object, max_bytes: object) -> tuple[int | None, int | None]:
@@ -275,7 +275,7 @@ def one_float(value: object, name: str) -> Floats:
 
     Raises ConfigError, also for NaN, which stands for "not given".
     """
-    if type(value) is not float and type(value) is not int:
+    if type(value) is not float:  # an int may have more digits than a float
         array = array_of(value, name)
         if array.ndim or array.dtype.kind not in "biuf":
             raise ConfigError(f"{name}={value!r}: it is one number for a step")

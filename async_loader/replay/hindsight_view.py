@@ -13,7 +13,7 @@ from async_loader.errors import ConfigError, Unsupported
 from async_loader.name_hints import describe, explain_wrong_names
 from async_loader.replay.array_types import Array, Ids
 from async_loader.schema import END_FIELDS, Field, Schema
-from async_loader.validation import within_floats
+from async_loader.validation import share, whole
 
 GoalFunction = Callable[[Any, Any, dict[str, Any]], Any]
 Strategy = Literal["future", "final", "episode"]
@@ -108,7 +108,7 @@ class Hindsight:
                 f"{', '.join(repr(one) for one in get_args(Strategy))}"
             )
         what = "the share of steps that get another goal, as 0.8 for four of five,"
-        share("relabel_fraction", relabel_fraction, what)
+        relabel_fraction = share("relabel_fraction", relabel_fraction, what)
         info = (info,) if isinstance(info, str) else tuple(info)
         for parameter, name in (
             ("goal", goal),
@@ -116,8 +116,7 @@ class Hindsight:
             *(("info", i) for i in info),
         ):
             field_name(parameter, name)
-        check_return(n_steps, gamma, reward)
-        relabel_fraction = float(relabel_fraction)
+        gamma = check_return(n_steps, gamma, reward)
         given = locals()
         for name in Hindsight.__slots__:
             object.__setattr__(self, name, given[name])
@@ -142,13 +141,7 @@ def steps(name: str, value: Any, least: int = 1) -> int:
     """Return a number of steps, or raise ConfigError."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name}={value!r}: it is a Python int, {least} or more")
-    return within_floats(name, value)
-
-
-def share(name: str, value: Any, what: str) -> None:
-    """Raise ConfigError for what is no number from 0 to 1. ``what``: what it is."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__") or not 0 <= value <= 1:
-        raise ConfigError(f"{name}={value!r}: {what} is 0 to 1")
+    return whole(name, value, least)
 
 
 def field_name(parameter: str, name: Any) -> None:
@@ -157,11 +150,11 @@ def field_name(parameter: str, name: Any) -> None:
         raise ConfigError(f"{parameter}={name!r}: it is the name of a field, as in {parameter!r}")
 
 
-def check_return(n_steps: Any, gamma: Any, reward: Any) -> None:
-    """Raise ConfigError for what makes no return."""
+def check_return(n_steps: Any, gamma: Any, reward: Any) -> float:
+    """Return gamma as a float. Raises ConfigError for what makes no return."""
     steps("n_steps", n_steps)
-    share("gamma", gamma, "a discount")
     field_name("reward", reward)
+    return share("gamma", gamma, "a discount")
 
 
 PREFIX = "hindsight:"

@@ -13,6 +13,7 @@ are open, or one stands still while as many rows are written, its steps that wai
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from dataclasses import dataclass
 from typing import Final
@@ -311,7 +312,7 @@ def Queue(size: int) -> RateLimiter:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ConfigError(f"{name}={value!r}: it must be a number")
     try:
         return float(value)

@@ -13,9 +13,9 @@ from async_loader.batch_format import BatchFormat, checked
 from async_loader.errors import ConfigError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.array_types import Array
-from async_loader.replay.hindsight_view import Hindsight, check_return, share, steps
+from async_loader.replay.hindsight_view import Hindsight, check_return, steps
 from async_loader.schema import Schema
-from async_loader.validation import within_floats
+from async_loader.validation import share
 
 _OF_EPISODES = ("index", "weight")
 """What a batch has once for each episode."""
@@ -118,7 +118,7 @@ class Transitions:
 
     @explain_wrong_names
     def __init__(self, n_steps: int = 1, gamma: float = 0.99, *, reward: str = "reward") -> None:
-        check_return(n_steps, gamma, reward)
+        gamma = check_return(n_steps, gamma, reward)
         given = locals()
         for name in Transitions.__slots__:
             object.__setattr__(self, name, given[name])
@@ -228,12 +228,11 @@ class Sequences:
         state = tuple(state)
         if not all(isinstance(name, str) and name for name in state):
             raise ConfigError(f"state={state!r}: give names of fields, as in 'state' or ('h', 'c')")
-        share("eta", eta, "the share of the largest error")
-        eta = float(eta)
+        eta = share("eta", eta, "the share of the largest error")
         given = locals()
         for name in Sequences.__slots__:
             object.__setattr__(self, name, given[name])
-        within_floats("steps from a sequence's first to its last", self.span)
+        steps("steps from a sequence's first to its last", self.span)
 
     @property
     def steps(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import numbers
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -41,7 +40,7 @@ from async_loader.sources.mixture_rows import (
     own_ids,
 )
 from async_loader.table import Table, is_table
-from async_loader.validation import whole
+from async_loader.validation import real, seed_of, whole
 
 __all__ = ["Mixture"]
 set_public_names(globals())
@@ -104,7 +103,7 @@ class Mixture(ClosedAtExit):
         seed: int | None = None,
     ) -> None:
         if seed is not None:
-            seed = whole("seed", seed, 0)
+            seed = seed_of(seed)
         pairs = _pairs(shares)
         total = sum((share for _, share in pairs), Fraction(0))
         seeds = np.random.SeedSequence(seed).spawn(len(pairs) + 1)
@@ -429,8 +428,7 @@ def _pairs(shares: Any) -> list[tuple[Any, Fraction]]:
     if not 1 <= len(pairs) <= MOST_SOURCES:
         raise ConfigError(f"{len(pairs)} sources: a mixture has 1 to {MOST_SOURCES}, {remedy}")
     for number, (_, share) in enumerate(pairs):
-        real = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if not real or not (math.isfinite(share) and share > 0):
+        if not 0 < real(share) < math.inf:
             raise ConfigError(
                 f"the share of source {number} is {share!r}: give a number above 0, and leave out "
                 "a source of which there shall be none"

@@ -23,7 +23,7 @@ from async_loader.replay.table_methods import TableMethods
 from async_loader.replay.views import View
 from async_loader.schema import Schema, SchemaLike
 from async_loader.source import Source
-from async_loader.validation import whole
+from async_loader.validation import seed_of, whole
 
 TRY_ONCE_S = 1e-3
 """A timeout of 0 in an OPEN_READER, which has no time limit of 0."""
@@ -221,7 +221,7 @@ class RemoteTable(TableMethods, Generic[S]):
             view=plain_view(view),
             rank=rank,
             world_size=world_size,
-            seed=None if seed is None else whole("seed", seed, 0),
+            seed=None if seed is None else seed_of(seed),
             timeout_s=None if limit is None or limit > LONGEST_S else max(limit, TRY_ONCE_S),
             together=MOST_AHEAD,
             min_size=positive("min_size", min_size),

@@ -15,7 +15,7 @@ from async_loader.errors import ConfigError
 from async_loader.name_hints import explain_wrong_names
 from async_loader.replay.arguments import floats_of
 from async_loader.replay.samplers.sampler import Priorities
-from async_loader.validation import whole
+from async_loader.validation import real, whole
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -48,16 +48,11 @@ def number(
     name: str, value: Any, least: float = 0.0, most: float = math.inf, other: str = ""
 ) -> float:
     """Return ``value`` as a finite float within bounds. Raises ConfigError."""
-    good = (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and least <= value <= most
-    )
-    if not good:
+    made = real(value)
+    if not least <= made <= most or math.isinf(made):
         bounds = f"from {least:g} to {most:g}" if math.isfinite(most) else f"of {least:g} or more"
         raise ConfigError(f"{name}={value!r}: it must be a number {bounds}{other}")
-    return float(value)
+    return made
 
 
 def schedule(name: str, value: object, most: float = math.inf) -> Linear:

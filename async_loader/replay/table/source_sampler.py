@@ -18,7 +18,7 @@ from async_loader.replay.table.lag_sampler import LagSampler, version_field, wei
 from async_loader.replay.table.reader import ReplayReader
 from async_loader.replay.views import Sequences, View
 from async_loader.schema import Schema
-from async_loader.validation import whole
+from async_loader.validation import seed_of, whole
 
 
 class Totals(NamedTuple):
@@ -245,7 +245,7 @@ def sampler_for(
     """
     if whole("rank", rank, 0) >= whole("world_size", world_size, 1):
         raise ConfigError(f"rank={rank} of world_size={world_size}: ranks count from 0")
-    words = None if seed is None else [rank, world_size, whole("seed", seed, 0)]
+    words = None if seed is None else [rank, world_size, seed_of(seed)]
     shared: Any = table_state.sampler
     if max_lag is not None:
         whole("max_lag", max_lag, 0)

@@ -29,7 +29,7 @@ from async_loader.replay.table.table import Table
 from async_loader.replay.table.waiters import Waiters
 from async_loader.replay.views import Sequences, View, links
 from async_loader.schema import Schema
-from async_loader.validation import whole
+from async_loader.validation import seed_of
 
 _KNOWN = "async_loader.replay.samplers."
 """Where samplers are that raise no error when they are told of items."""
@@ -78,7 +78,7 @@ class TableAccess:
         self.max_times_sampled = max_times_sampled
         self.view, self.folder = view, folder
         self.kept, self._recover = kept, recover
-        self.seeds = np.random.SeedSequence(None if seed is None else whole("seed", seed, 0))
+        self.seeds = np.random.SeedSequence(None if seed is None else seed_of(seed))
         self._limits = None if limiter is None else LimiterState(limiter)
         self.lock = self._new_lock()
         self.waiters = Waiters(self.lock)
