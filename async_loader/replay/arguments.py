@@ -264,10 +264,16 @@ def floats_of(values: object, name: str) -> Floats:
     """Convert numbers to a new float64 array ``[rows]``, whatever their shape, as ``[rows, 1]`` of
     a network.
     """
+    array = reals_of(values, name)
+    return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
+
+
+def reals_of(values: object, name: str) -> Array:
+    """Convert numbers to an array. Raises ConfigError for what is no real numbers."""
     array = values if type(values) is np.ndarray else array_of(values, name)
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{name} is {array.dtype}: it must be real numbers")
-    return (array if array.ndim == 1 else array.reshape(-1)).astype(np.float64)
+    return array
 
 
 def one_float(value: object, name: str) -> Floats:

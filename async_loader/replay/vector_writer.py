@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,17 @@ from async_loader import tensors, tree
 from async_loader.errors import Broken, Closed, ConfigError, SchemaError, Unsupported
 from async_loader.lifecycle import ClosedAtExit
 from async_loader.name_hints import describe, explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import positive
 from async_loader.replay.array_types import Array, Bools
 from async_loader.replay.episode_ends import Info, final_of, mode_of, with_time_limits
 from async_loader.replay.stream_names import EachStream, fresh_stream, stream_name
 from async_loader.replay.table.field_validator import FieldValidator
 from async_loader.schema import Field, Schema
 from async_loader.table import AutoReset, Ids, VectorEnv
+from async_loader.validation import whole
 
 _BOOL = np.dtype(np.bool_)
 _ENDS = ("terminated", "truncated")
+_MOST_ENVS = 1 << 20  # as many rows as a feeder takes at once
 _REMEDY = "make it as vector_writer(envs), or with autoreset=envs.metadata['autoreset_mode']"
 
 
@@ -58,8 +59,10 @@ class VectorWriter(ClosedAtExit):
         streams: Sequence[Hashable] | None,
     ) -> None:
         self._writer = writer
-        self._count = count = positive("envs", getattr(envs, "num_envs", envs))
+        self._count = count = whole("envs", getattr(envs, "num_envs", envs), 1, _MOST_ENVS)
         self._mode = mode_of(envs, autoreset)
+        if isinstance(streams, str) or not isinstance(streams, Iterable | None):
+            raise ConfigError(f"streams={streams!r}: give a list with a name for each environment")
         self.streams = (
             [fresh_stream() for _ in range(count)]
             if streams is None

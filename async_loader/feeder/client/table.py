@@ -54,7 +54,15 @@ from async_loader.feeder.wire import (
 from async_loader.feeder.wire import Batch as WireBatch
 from async_loader.lifecycle import LONGEST_S, seconds_or_none
 from async_loader.name_hints import explain_wrong_attributes, explain_wrong_names
-from async_loader.replay.arguments import array_of, ids_of, named, one_axis, positive, storable
+from async_loader.replay.arguments import (
+    array_of,
+    ids_of,
+    named,
+    one_axis,
+    positive,
+    reals_of,
+    storable,
+)
 from async_loader.replay.checkpoint.writing import SaveReport
 from async_loader.replay.hindsight_view import Hindsight
 from async_loader.replay.stats import TableStats
@@ -264,7 +272,8 @@ class TableClient(RemoteTable[RemoteSource]):
             ids = ids_of(index)
         columns: dict[str, npt.NDArray[Any]] = {}
         for name, value in named(values):
-            column = np.ascontiguousarray(array_of(value, name))
+            array = array_of(value, name) if change == "update" else reals_of(value, name)
+            column = np.ascontiguousarray(array)
             columns[name] = column if len(column) == len(ids) else column.reshape(-1)
             if len(columns[name]) != len(ids):
                 rows, number = len(columns[name]), len(ids)
