@@ -18,6 +18,8 @@ _REMEDIES = {
     errno.EACCES: "give this user the right to it, or name another place",
     errno.EROFS: "name a place that can be written to",
     errno.ENOENT: "make the folder, or name another place",
+    errno.EEXIST: "remove the file, or name another place",
+    errno.ENOTDIR: "remove the file, or name another place",
     errno.EMFILE: "raise the limit of open files, as by ulimit -n 65536",
 }
 

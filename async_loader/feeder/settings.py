@@ -275,7 +275,7 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
         path = None if config is None else Path(path_of("config", config))
         plain, node = ({}, None) if path is None else read_yaml(path)
         given: dict[str, dict[str, Any]] = {
-            "tables": dict(map(table_of, tables)),
+            "tables": tables_of(tables),
             "security": {"allow_insecure": True} if allow_insecure else {},
         }
         if checkpoint is not None:
@@ -332,6 +332,17 @@ class ServerSettings(ServiceSettings, frozen=True, kw_only=True):
             for name, one in self.tables.items()
             if "rollouts" in one
         }
+
+
+def tables_of(texts: Iterable[str]) -> dict[str, int | str]:
+    """Return the tables of a command line. Raises ConfigError."""
+    made: dict[str, int | str] = {}
+    for text in texts:
+        name, size = table_of(text)
+        if name in made:
+            raise ConfigError(f"--table {text!r}: {name!r} is there twice: leave one of them out")
+        made[name] = size
+    return made
 
 
 def table_of(text: str) -> tuple[str, int | str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Mapping
+from multiprocessing import util
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Never, Self
 
@@ -181,6 +182,8 @@ class ReplayBuffer(TableMethods, ClosedAtExit):
                 schema = kept.schema()
             if schema is not None:
                 self._table_state.start(Schema.of(schema))
+            if kept is not None:  # also runs at the end of a process of multiprocessing
+                util.Finalize(self, self._table_state.write_gathered, exitpriority=0)
         except BaseException:
             if kept is not None:
                 kept.close()

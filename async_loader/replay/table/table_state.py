@@ -40,6 +40,17 @@ class TableState(TableAccess):
             if self.kept is not None:
                 self.kept.close()
 
+    def write_gathered(self) -> None:
+        """Write the steps that are gathered, at the end of the buffer or of the process.
+
+        A finalizer calls this. A call that has the lock has written them, so none is waited for.
+        """
+        if self.lock.acquire(blocking=False):
+            try:
+                self.catch_up()
+            finally:
+                self.lock.release()
+
     def start(self, schema: Schema) -> None:
         """Allocate the table, unless another thread has done so."""
         with self.lock:
