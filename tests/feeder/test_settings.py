@@ -283,6 +283,11 @@ def test_what_is_no_table_is_refused(text):
         ServerSettings.of([text])
 
 
+def test_a_table_that_is_named_twice_is_refused():
+    with pytest.raises(ConfigError, match="--table 'x:6': 'x' is there twice"):
+        ServerSettings.of(["x:5", "y:5", "x:6"])
+
+
 @given(
     st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=50),
     st.integers(1, 2**62),

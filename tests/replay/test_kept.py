@@ -66,6 +66,24 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert table.add(x=30, frame=np.zeros((40, 40), np.uint8), done=False) == 30
 
 
+@pytest.mark.parametrize("end", ["", "raise ValueError", "del table; os._exit(1)"])
+def test_a_process_that_ends_without_close_leaves_what_it_has_gathered(tmp_path, end):
+    program = f"""
+import os
+from async_loader import ReplayBuffer
+table = ReplayBuffer(40, {{"x": "int64"}}, keep={str(tmp_path)!r})
+for i in range(5):
+    table.add(x=i)
+{end}
+"""
+    root = str(Path(__file__).parents[2])
+    subprocess.run(
+        [sys.executable, "-c", program], timeout=120, cwd=root, stderr=subprocess.DEVNULL
+    )
+    with ReplayBuffer(40, keep=tmp_path) as table:
+        assert table.get(np.arange(5))["x"].tolist() == list(range(5))
+
+
 def test_a_table_that_was_closed_goes_on_with_another_sampler(tmp_path):
     with filled(tmp_path) as table:
         last = table.add(x=30, frame=np.zeros((40, 40), np.uint8), done=False)

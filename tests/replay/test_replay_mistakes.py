@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from async_loader import (
+    AsyncDataLoader,
     Field,
+    Mixture,
     Prioritized,
+    RateLimiter,
     ReplayBuffer,
     Sequences,
     Transitions,
 )
-from async_loader.errors import ConfigError, SchemaError, Timeout
+from async_loader.errors import ConfigError, OutOfMemory, SchemaError, Timeout
 from async_loader.feeder.settings import ServerSettings
 
 STEP = {"obs": "float32", "reward": "float32"}
@@ -125,3 +128,61 @@ def test_a_first_reward_beyond_float32_is_refused_by_a_vector_writer_too():
     step = {"obs": np.zeros((2, 3)), "next_obs": np.zeros((2, 3)), "terminated": no}
     with pytest.raises(SchemaError, match="reward"):
         writer.append(**step, reward=np.array([1e300, 1.0]), truncated=no)
+
+
+def full(**settings: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(8, STEP, seed=0, **settings)
+    for _ in range(8):
+        buffer.add(obs=1.0, reward=1.0)
+    return buffer
+
+
+@pytest.mark.parametrize("digits", [17, 20, 400])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda n: Prioritized(alpha=n),
+        lambda n: Prioritized(eps=10**120 * n),
+        lambda n: Transitions(gamma=n),
+        lambda n: Sequences(4, eta=n),
+        lambda n: RateLimiter(samples_per_insert=10**400 * n),
+        lambda n: ReplayBuffer(4, {"x": ((n, n), "uint8")}),
+        lambda n: ReplayBuffer(4, STEP, max_times_sampled=n),
+        lambda n: full(sampler=Prioritized()).add(obs=1.0, reward=1.0, priority=10**120 * n),
+        lambda n: full().vector_writer(n, autoreset="next_step"),
+        lambda n: full().source(rank=0, world_size=n),
+        lambda n: Mixture([(full(), 10**400 * n), (full(), 1)]),
+        lambda n: AsyncDataLoader(full(), n),
+        lambda n: AsyncDataLoader(full(), 2, prefetch=n),
+        lambda n: AsyncDataLoader(full(), 2, slot_bytes=n),
+    ],
+)
+def test_a_number_of_any_size_is_refused_by_an_error_of_the_package(call, digits: int):
+    with pytest.raises((ConfigError, SchemaError)):
+        call(10**digits)
+
+
+def test_a_seed_may_be_of_any_size():
+    with AsyncDataLoader(full(), 2, seed=10**400) as loader:
+        assert len(next(loader)["obs"]) == 2
+
+
+def test_a_loader_of_batches_beyond_the_memory_says_so_before_it_starts():
+    with pytest.raises(OutOfMemory, match="batch_size=1,000,000,000,000: needs"):
+        AsyncDataLoader(full(), 10**12)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_numbers_of_numpy_become_plain_ones_that_a_save_can_name(tmp_path, kind):
+    view = Transitions(2, kind(0.5))
+    with full(view=view, sampler=Prioritized(kind(0.5), kind(0.5), kind(0.5))) as buffer:
+        buffer.save(tmp_path)
+    with ReplayBuffer.from_checkpoint(tmp_path) as loaded:
+        assert loaded.view == view
+        assert repr(loaded.view) == "Transitions(n_steps=2, gamma=0.5, reward='reward')"
+
+
+def test_names_of_environments_are_a_list_of_them():
+    for streams in (2, "ab"):
+        with pytest.raises(ConfigError, match="give a list with a name for each environment"):
+            full().vector_writer(2, autoreset="next_step", streams=streams)
