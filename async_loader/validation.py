@@ -38,8 +38,9 @@ def seed_of(seed: object) -> int:
 
 
 def real(value: object) -> float:
-    """Return a number as a float, NaN for what is none, and infinity for an int that no float
-    holds.
+    """Return a number as a float.
+
+    NaN for anything but a real number, and infinity for an int beyond the largest float.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return math.nan

@@ -140,7 +140,7 @@ def test_priorities_may_have_any_shape_with_as_many_elements(make: Making) -> No
         assert table.update_priorities([0, 1, 2], priority) == Applied(3, 0)
     assert table.update_priorities(torch.tensor([3, 4, 77]), np.zeros((3, 1))) == Applied(2, 1)
     for wrong in (["a"], [None], [10**400], [1j]):
-        with pytest.raises(ConfigError, match="priority is .*: it must be real numbers"):
+        with pytest.raises(ConfigError, match=r"priority is .*: it must be real numbers"):
             table.update_priorities([0], wrong)
     assert set(table.sample(50)["x"].tolist()) == {2}
 
