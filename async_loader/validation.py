@@ -17,6 +17,7 @@ from async_loader.errors import ConfigError, Unsupported
 
 MOST = 1 << 53
 """The largest count and size: limiters and rates reckon with floats, which skip integers above."""
+_MOST_VERSION = (1 << 63) - 1  # of the field that steps have it in
 
 
 def whole(name: str, value: Any, least: int, most: float = MOST) -> int:
@@ -35,6 +36,11 @@ def whole(name: str, value: Any, least: int, most: float = MOST) -> int:
 def seed_of(seed: object) -> int:
     """Return a seed as an int of any size. Raises ConfigError."""
     return whole("seed", seed, 0, math.inf)
+
+
+def version_of(version: object) -> int:
+    """Return the version of a policy. Raises ConfigError."""
+    return whole("version", version, 0, _MOST_VERSION)
 
 
 def real(value: object) -> float:

@@ -26,7 +26,7 @@ from async_loader.replay.table.source_sampler import SourceSampler
 from async_loader.replay.views import Ragged, Sequences, View
 from async_loader.shm.batch_buffer import STAGED_BYTES, ReadyBlock
 from async_loader.source import Applied, Ready, Rows
-from async_loader.validation import whole
+from async_loader.validation import version_of
 
 
 class ReplaySource:
@@ -120,7 +120,7 @@ class ReplaySource:
         """
         if not isinstance(self._sampler, LagSampler):
             raise ConfigError("this source was made without max_lag, and leaves no version out")
-        self._table_state.publish(self._sampler.see, whole("version", version, 0))
+        self._table_state.publish(self._sampler.see, version_of(version))
 
     @property
     def finishes(self) -> Callable[[Any], Any] | None:

@@ -21,7 +21,7 @@ from async_loader.rollouts.states import MEMBER_BITS
 from async_loader.rollouts.stats import RolloutStats
 from async_loader.source import Applied
 from async_loader.table import Batch
-from async_loader.validation import whole
+from async_loader.validation import version_of
 
 _PARTS = itertools.count(1)
 
@@ -129,7 +129,7 @@ class RolloutMethods(ProducerMethods):
 
         In a feeder, `Client.publish` does this, unless weights go another way.
         """
-        number = whole("version", version, 0)
+        number = version_of(version)
         self._settle(hold=True)
         self._ask("publish", version=number)
 

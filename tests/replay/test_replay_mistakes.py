@@ -167,6 +167,16 @@ def test_a_seed_may_be_of_any_size():
         assert len(next(loader)["obs"]) == 2
 
 
+def test_a_version_may_be_a_time_in_nanoseconds():
+    buffer = ReplayBuffer(8, {**STEP, "policy_version": "int64"})
+    now = 1_795_862_162_271_114_631
+    buffer.add(obs=1.0, reward=1.0, policy_version=now)
+    source = buffer.source(max_lag=1)
+    source.published(now + 1)
+    with pytest.raises(ConfigError, match="version=9223372036854775808: it must be at most"):
+        source.published(1 << 63)
+
+
 def test_a_loader_of_batches_beyond_the_memory_says_so_before_it_starts():
     with pytest.raises(OutOfMemory, match="batch_size=1,000,000,000,000: needs"):
         AsyncDataLoader(full(), 10**12)
