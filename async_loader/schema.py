@@ -123,9 +123,7 @@ class Field:
             "name": name,
         }
         if isinstance(stack, bool) or not isinstance(stack, int) or not 0 < stack <= MOST:
-            raise SchemaError(
-                f"{what} has stack={stack!r}: it is the number of values, 1 to {MOST:,}"
-            )
+            raise SchemaError(f"{what} has stack={stack!r}: it is a Python int, 1 to {MOST:,}")
         if next is not None and (not isinstance(next, str) or not next):
             raise SchemaError(
                 f"{what} has next={next!r}: it is the name of the following step's value"

@@ -27,12 +27,13 @@ class _Locator(_CacheLocator):  # type: ignore[misc]
     folder = ""
     """Of all kernels of this process."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, py_file: str) -> None:
         self._place = place
+        self._py_file = py_file  # which numba names where it refuses to store code
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> _Locator:
-        return cls(f"{Path(py_file).parent.name}-{py_func.__code__.co_firstlineno}")
+        return cls(f"{Path(py_file).parent.name}-{py_func.__code__.co_firstlineno}", py_file)
 
     def get_cache_path(self) -> str:
         return self.folder

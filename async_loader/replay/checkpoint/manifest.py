@@ -301,6 +301,8 @@ class Checkpoint:
             below = sorted({*root.glob("*"), *root.glob("*/*")})  # tables and saves of a feeder
             names = [str(one.relative_to(root)) for one in below if saves(one)][:8]
             remedy = f": there are some in {', '.join(names)}" if names else ""
+            if root.is_file():
+                raise ConfigError(f"{root} is a file: name the folder that a table was saved into")
             raise ConfigError(f"{root}: there is no checkpoint in this folder{remedy}")
         wanted = there[-1] if number is None else number
         if wanted not in there:
