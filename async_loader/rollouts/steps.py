@@ -325,12 +325,24 @@ class Steps:
             table.end(oldest, "")
 
     def give_back(self, owner: Owner, leaves: bool = True) -> None:
-        """Return the parts that an owner has not used; ``leaves``: it draws no more."""
+        """Return the parts that an owner has not used; ``leaves``: it draws no more.
+
+        A step that no rank has any more is returned as a whole: ranks that begin anew would get
+        parts of different steps. One that another rank has keeps the part of a draw that was given
+        up, which comes again.
+        """
+        parts, mine = self.step.parts, []
         if leaves:
             self.users.discard(owner)
-        for rank, part in list(self.step.parts.items()):
+        for rank, part in parts.items():
             if part.owner == owner:
-                self._return(rank, seen=True)
+                part.owner = None
+                mine.append(rank)
+        others = any(part.owner is not None for part in parts.values())
+        if mine and not others:
+            mine = list(parts)
+        for rank in mine if leaves or not others else ():
+            self._return(rank, seen=True)
 
     def _return(self, rank: int, seen: bool = False) -> None:
         table = self.table

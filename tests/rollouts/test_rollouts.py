@@ -353,6 +353,32 @@ def test_ranks_share_a_step_and_none_is_empty():
     assert table.stats().trained == 4
 
 
+def test_a_step_that_no_rank_has_any_more_holds_up_no_other():
+    table = Rollouts(SCHEMA, batch=2, max_lag=1)
+    add(table, range(4))
+    first, other = (table.source(rank=rank, world_size=2) for rank in range(2))
+    next_of(first)
+    first.close()  # its peer ends too, and has had no part
+    first = table.source(rank=0, world_size=2)
+    assert {next_of(one)["prompt_index"][0] for one in (first, other)} == {0, 1}
+    assert (first.step, other.step) == (2, 2)
+
+
+def test_a_draw_that_is_given_up_gets_its_part_of_the_step_that_another_rank_has():
+    table = Rollouts(SCHEMA, batch=2, max_lag=0)
+    first, other = (table.source(rank=rank, world_size=2) for rank in range(2))
+    add(table, range(2))
+    next_of(other)
+    table._port.answer(table._port.ask("draw", draw_of(first)))  # the answer comes too late
+    first._tell("give_back", part=first._part, after=first.step)
+    next_of(first)
+    assert (first.step, other.step) == (1, 1)
+
+
+def draw_of(source):
+    return {"part": source._part, "after": source.step, "rank": 0, "learner": source._learner}
+
+
 def test_what_a_learner_has_not_used_comes_again_marked():
     table = Rollouts(SCHEMA, batch=1, max_lag=0)
     commit(table, reward=0)
