@@ -276,6 +276,25 @@ def test_groups_of_one_message_are_as_they_were_made_and_the_last_needs_no_other
                 assert member.get("answer") == (prompt if prompt % 4 else None)
 
 
+def test_a_commit_whose_caller_waits_no_longer_is_made_with_all_groups_of_its_message():
+    wide = {"wide": Rollouts(SCHEMA, batch=8, max_lag=0, size=1)}
+    with connect("embedded", tables=wide) as one, connect(one.address) as other:
+        table, held = one.table("wide"), threading.Event()
+        groups = [table.reserve(prompt) for prompt in range(4)]
+        ready = table._port._ready
+        table._port._ready = lambda call: held.is_set() and ready(call)
+        asked = []
+        for group in groups:
+            group.append(tokens=[1], version=[0])
+            asked = group.ask_commit(asked, 60.0)
+        assert len(table._port._told) == 1
+        with pytest.raises(Timeout):
+            groups[0].committed(asked, 0.05)
+        held.set()
+        one._connection.wake()
+        until(lambda: other.table("wide").stats().states["ready"] == 4)
+
+
 def test_producers_need_no_torch(client):
     code = """
 import sys

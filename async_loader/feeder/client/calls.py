@@ -61,6 +61,8 @@ class Call:
         Called when it is answered.
     due : float
         When it is sent at the latest, on the connection's clock: before, if another one follows.
+    stays : bool
+        Whether it is made even if its caller waits no longer.
     sequence : int
         Given when the request is queued.
     """
@@ -72,6 +74,7 @@ class Call:
     ready: Callable[[Call], bool] | None = None
     done: Callable[[], object] = bool
     due: float = 0.0
+    stays: bool = False
     sequence: int = 0
     reply: Message | None = None
     error: AsyncLoaderError | OSError | None = None

@@ -103,7 +103,8 @@ class Connection(IoThread):
                 lambda: self.answered(call), deadline, lambda: self.no_answer(call.body.TYPE.name)
             )
         finally:
-            self._calls.forget(call)
+            if not call.stays:
+                self._calls.forget(call)
         if call.error is not None:
             raise call.error
         assert call.reply is not None

@@ -136,10 +136,11 @@ class RemotePort:
         pending = RemotePending(
             body, Plane.PULL, ready=self._ready, done=wake or bool, connection=self._connection,
             wait_s=wait_s, arrays=arrays, due=hold_s and self._connection.clock() + hold_s,
+            stays=name == "put",  # it may be that of other groups, too
         )  # fmt: skip
         if name == "draw" or nbytes >= COPY_BELOW:
             self._lease(pending)
-        if name == "put":  # its answer may be read later, or not at all
+        if pending.stays:  # its answer may be read later, or not at all
             self._told = [one for one in self._told if not self._connection.answered(one)]
             self._told.append(pending)
         self._connection.ask(pending)
@@ -262,7 +263,7 @@ class RemotePort:
 
     def _give_up(self, pending: RemotePending) -> None:
         """Keep the slot of a call that has no answer: the feeder may still use it."""
-        if pending.room is not None and not pending.over:
+        if pending.room is not None and not pending.over and not pending.stays:
             self._given_up[pending.request.arguments.get("part", object())] = pending.room
 
     def why(self, pending: RemotePending) -> str:
