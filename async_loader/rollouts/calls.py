@@ -36,15 +36,15 @@ def reserve(
     over: bool = False,
     ahead: int = 0,
 ) -> Found | None:
-    table, of = calls.table, (request.client, ticket)
-    found = table.reserve(
-        of, calls.clock(), name,
+    found = calls.table.reserve(
+        (request.client, ticket), calls.clock(), name,
         size=size, number=number, value=value, limit=limit, over=over, ahead=ahead,
     )  # fmt: skip
-    if found is None:
-        back = f"prompts of {name!r} that are given back, as all are drawn"
-        slots = f"one of {table.settings.slots} slots"
-        request.why = f"{back if table.room > 0 else slots}: {table.holding()}"
+    request.why = lambda: (
+        f"prompts of {name!r} that are given back, as all are drawn: {calls.table.holding()}"
+        if calls.table.room > 0
+        else f"one of {calls.settings.slots} slots: {calls.table.holding()}"
+    )
     return found
 
 
@@ -73,11 +73,11 @@ def extend(
     sizes, lengths = arrays.pop("sizes"), arrays.pop("lengths")
     columns = {one: (None, values) for one, values in arrays.items()}
     found = calls.table.extend(of, calls.clock(), name, prompts, sizes, columns, lengths)
-    if found is None:
-        slots = f"{calls.settings.slots} slots, {calls.table.room} are free"
-        request.why = f"{len(sizes)} of {slots}: {calls.table.holding()}"
-        return None
-    return {"groups": found}
+    slots = calls.settings.slots
+    request.why = lambda: (
+        f"{len(sizes)} of {slots} slots, {calls.table.room} are free: {calls.table.holding()}"
+    )
+    return None if found is None else {"groups": found}
 
 
 def finish(calls: Requests, request: Request, name: str) -> Found:
@@ -103,7 +103,8 @@ def claim(
 ) -> Answer | None:
     schema = calls.table.schema
     task = schema.named("needs", needs), schema.named("give", give), name
-    request.why = f"a member with {', '.join(needs)} and without {', '.join(give) or 'a reader'}"
+    lacks = ", ".join(give) or "a reader"
+    request.why = lambda: f"a member with {', '.join(needs)} and without {lacks}"
     return calls.claims.claim(request.client, task, most, done, (loop, turn))
 
 
@@ -133,7 +134,7 @@ def draw(
 def waits(calls: Requests, request: Request, name: str = "draw") -> Found:
     """What the calls of this client, of a name, wait for."""
     mine = [one for one in calls.requests if one.client == request.client and one.name == name]
-    return {"why": "; ".join(dict.fromkeys(one.why for one in mine))}
+    return {"why": "; ".join(dict.fromkeys(one.why() for one in mine))}
 
 
 def judge(calls: Requests, request: Request, kept: list[Any], dropped: list[Any]) -> Found:

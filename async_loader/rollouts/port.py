@@ -159,17 +159,16 @@ class LocalPort:
         deadline, since, warned = Deadline(timeout_s), time.monotonic(), False
         try:
             while not pending.over:
-                assert pending.request is not None
                 if deadline.expired:
                     raise Timeout(
-                        f"{timeout_s:g} s have passed while waiting for {pending.request.why}"
+                        f"{timeout_s:g} s have passed while waiting for {self.why(pending)}"
                     )
                 patience = math.inf
                 if timeout_s is None and not warned:
                     patience = since + WARN_AFTER_S - time.monotonic()
                     if patience <= 0:
                         warned, patience = True, math.inf
-                        text = f"waiting for {WARN_AFTER_S:g} s for {pending.request.why}"
+                        text = f"waiting for {WARN_AFTER_S:g} s for {self.why(pending)}"
                         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel())
                 left = min(deadline.left_or_inf(), self.due_s(), patience)
                 pending.event.pass_through(None if left == math.inf else left)
@@ -198,7 +197,8 @@ class LocalPort:
 
     def why(self, pending: LocalPending) -> str:
         """See `Port`."""
-        return "" if pending.request is None else pending.request.why
+        with self._lock:
+            return "" if pending.request is None or pending.over else pending.request.why()
 
     explain = why
 

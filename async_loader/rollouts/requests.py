@@ -39,8 +39,8 @@ class Request:
         Whose it is.
     until : float
         When its time is over, on the clock of the table.
-    why : str
-        What it waits for.
+    why : callable
+        Returns what it waits for, in words. Called when a program asks.
     done : callable
         Called with it when it has an answer or an error.
     """
@@ -51,7 +51,7 @@ class Request:
     arrays: Arrays
     since: float
     until: float = math.inf
-    why: str = ""
+    why: Callable[[], str] = str
     done: Callable[[Request], object] = id
     answer: Answer | None = None
     error: BaseException | None = None
@@ -133,7 +133,7 @@ class Requests:
             self._over(first)
         for request in [one for one in self.requests if one.until <= now]:
             seconds = request.until - request.since
-            request.error = Timeout(f"{seconds:g} s have passed while waiting for {request.why}")
+            request.error = Timeout(f"{seconds:g} s have passed while waiting for {request.why()}")
             self._over(request)
 
     def due(self) -> float | None:
@@ -216,6 +216,6 @@ class Requests:
             "late": counts.late, "oldest_s": max((now - one for one in begun), default=0.0),
             "lags": list(self.steps.lags), "exhausted": table.exhausted, "nbytes": table.nbytes,
             "waiting": [
-                (one.name, one.why, now - one.since) for one in self.requests if one.why
+                (one.name, why, now - one.since) for one in self.requests if (why := one.why())
             ],
         }  # fmt: skip

@@ -198,12 +198,12 @@ class SlotTable(PromptLedger):
     @property
     def exhausted(self) -> bool:
         """Whether no group can come any more."""
-        return self._all_drawn and not self.waiting
+        return not self.waiting and self._all_drawn
 
     @property
     def alone(self) -> bool:
         """Whether the prompts that wait were given back, and no generator is there to take them."""
-        return self._all_drawn and bool(self.waiting) and self.room > 0
+        return bool(self.waiting) and self.room > 0 and self._all_drawn
 
     # -- versions ----------------------------------------------------------------------------------
 

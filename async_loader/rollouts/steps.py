@@ -16,7 +16,8 @@ chooses among the rest.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Steps:
         Steps whose versions are about to come.
     bound : dict of Sampler to Items
         Samplers that were used. One belongs to a table for its life.
-    why : str
+    why : callable
         What the last draw has waited for.
     """
 
@@ -62,7 +63,7 @@ class Steps:
         self.step = Step(0, 0)
         self.learner: Learner | None = None
         self.kept: dict[int, Group] = {}
-        self.why = ""
+        self.why: Callable[[], str] = str
         self.lags: list[int] = []
         self.users: set[Owner] = set()
         self.holds: dict[Owner, int] = {}
@@ -85,11 +86,13 @@ class Steps:
             return self._batch(part)
         if self.step.parts:
             ranks = ", ".join(map(str, sorted(self.step.parts)))
-            self.why = f"the end of step {self.number}: rank {ranks} has not used its part yet"
+            self.why = lambda: (
+                f"the end of step {self.number}: rank {ranks} has not used its part yet"
+            )
             return None
         ready = self._eligible(learner)
         if learner.judges and (unjudged := [one for one in ready if not one.judged][:_JUDGED]):
-            self.why = ""
+            self.why = str
             return self._candidates(unjudged)
         chosen = self._choose([one for one in ready if one.judged or not learner.judges])
         if chosen is None:
@@ -165,16 +168,11 @@ class Steps:
         """Return the groups of the next step; ``None``: not yet; none at all: the end."""
         table, settings = self.table, self.table.settings
         fresh = [one for one in ready if not one.times]
-        last = table.exhausted and not table.open
+        last = not table.open and table.exhausted
         if last and not fresh:
             return []
         if len(ready) < settings.batch and not last:
-            alone = f", for a generator: each is gone, they end in {settings.deadline_s:g} s"
-            self.why = (
-                f"{settings.batch} groups: {len(ready)} are there, {table.lacking()}, "
-                f"{table.count(State.RESERVED)} are being made, {len(table.waiting)} prompts wait"
-                f"{alone if table.alone else ''}"
-            )
+            self.why = lambda: self._batch_lacks(len(ready))
             return None
         order = self._order(ready)
         chosen: dict[int, Group] = {}
@@ -192,6 +190,16 @@ class Steps:
             return []
         return found
 
+    def _batch_lacks(self, ready: int) -> str:
+        """Return what a batch waits for, in words."""
+        table, settings = self.table, self.table.settings
+        alone = f", for a generator: each is gone, they end in {settings.deadline_s:g} s"
+        return (
+            f"{settings.batch} groups: {ready} are there, {table.lacking()}, "
+            f"{table.count(State.RESERVED)} are being made, {len(table.waiting)} prompts wait"
+            f"{alone if table.alone else ''}"
+        )
+
     def _due(self, order: list[Group], chosen: dict[int, Group]) -> bool:
         """Choose what has to be in this step; False: some of it is not ready. See NOTE [due]."""
         table, settings = self.table, self.table.settings
@@ -204,10 +212,8 @@ class Steps:
             there = [one for one in order if one.id in due and one.id not in chosen]
             if len(there) < need:
                 late = sorted(due - chosen.keys() - {one.id for one in there})
-                self.why = (
-                    f"{need - len(there)} of the groups {late[:8]}, which are due at version "
-                    f"{table.version + k}"
-                )
+                text = "{} of the groups {}, which are due at version {}"
+                self.why = partial(text.format, need - len(there), late[:8], table.version + k)
                 return False
             chosen |= {one.id: one for one in there[:need]}
         return True
@@ -280,7 +286,7 @@ class Steps:
             table.schema, part.groups, part.order, part.micro, fields, self.step.version, most
         )
         keys = [[one.prompt.name, one.prompt.number] for one in self.step.groups]
-        self.why = ""
+        self.why = str
         return {"step": self.number, "version": self.step.version, "keys": keys}, arrays
 
     def hold(self, step: int, owner: Owner) -> None:

@@ -299,7 +299,7 @@ class OfArrays(Control, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def nbytes(self) -> int:
         """Of the arrays."""
-        return sum(spec.nbytes for spec in self.specs)
+        return sum([spec.nbytes for spec in self.specs])
 
     def check_data(self, nbytes: int | None) -> None:
         """See `Control`."""

@@ -219,7 +219,7 @@ class TensorSpec(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fr
                 f"{max(codes.TENSOR_DTYPES)}"
             )
         # numpy multiplies dimensions also when one of them is 0.
-        if math.prod(max(1, n) for n in self.shape) * 16 >= 2**63:
+        if math.prod([n or 1 for n in self.shape]) * 16 >= 2**63:
             raise ValueError(
                 f"tensor {self.name!r} has shape {self.shape}: no array can be that large"
             )
