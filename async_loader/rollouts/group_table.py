@@ -14,7 +14,7 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.rollouts.prompts import NEXT
 from async_loader.rollouts.schema import Array, Ragged
 from async_loader.rollouts.slots import GroupSettings, SlotTable
-from async_loader.rollouts.states import MEMBER_BITS, Columns, Group, Prompt, State, by_group
+from async_loader.rollouts.states import MEMBER_BITS, Columns, Cursor, Group, Prompt, State, by_group
 
 _EXTENDED = 64
 """Calls of `GroupTable.extend` that may come again."""
@@ -53,7 +53,7 @@ class GroupTable(SlotTable):
             A prompt of an iterator, or the `NEXT` one of a program. It is under way from now on,
             whichever is reserved.
         limit : int | None
-            How many prompts there are, if they are a sequence.
+            How many prompts there are, if they are a sequence, or the iterator is at its end.
         over : bool
             The iterator has no more.
         ahead : int
@@ -64,7 +64,11 @@ class GroupTable(SlotTable):
         dict | None
             ``None``: there is no free slot, or no prompt yet. ``{"end": True}``: there are no more,
             and none is being made. ``{"next": True}``: the prompt is under way elsewhere.
+            ``{"back": number}``: the table is from a save before; the iterator is to go on there.
         """
+        at, come = self.cursors.setdefault(name, Cursor()).next, limit if over else number
+        if come is not None and come > at:
+            return {"back": at}
         self.note_limit(name, limit, over)
         mine = [
             self._reserved(group)

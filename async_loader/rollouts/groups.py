@@ -269,14 +269,27 @@ class Prompts:
 
     def __init__(self, prompts: Iterable[Any], epochs: int | None, start: int) -> None:
         items: Any = prompts
-        self._items = items
+        self._items, self._held = items, False
         self.is_sequence = hasattr(prompts, "__getitem__") and hasattr(prompts, "__len__")
-        self._number, self._held = start, False
         self._value: Any = None
         if self.is_sequence:
             self.limit = None if epochs is None and len(items) else len(items) * (epochs or 0)
         else:
-            self._iterator = itertools.islice(iter(prompts), start, None)
+            self._begin(iter(items), start)
+
+    def _begin(self, iterator: Iterator[Any], start: int) -> None:
+        self._iterator, self._number = itertools.islice(iterator, start, None), start
+
+    def go_back(self, start: int) -> None:
+        """Begin again at a number. Raises ConfigError for an iterator, which cannot."""
+        iterator = iter(self._items)
+        if iterator is self._items:
+            raise ConfigError(
+                f"the table is from a save before: it has come to prompt {start}, this iterator to "
+                f"{self._number}: begin the loop with a new one"
+            )
+        self._held = False
+        self._begin(iterator, start)
 
     def arguments(self) -> dict[str, Any]:
         """Return what a reservation says of the next prompt."""
@@ -286,7 +299,7 @@ class Prompts:
             try:
                 self._value, self._held = next(self._iterator), True
             except StopIteration:
-                return {"over": True}
+                return {"over": True, "limit": self._number}
         return {"number": self._number, "value": self._value}
 
     def granted(self, granted: Mapping[str, Any]) -> Any:
@@ -344,9 +357,11 @@ class Reservations:
             granted, _ = self._port.answer(self._pending, self._timeout_s)
             if "end" in granted:
                 return False
-            if "number" in self._arguments:
+            if "back" in granted:
+                self._prompts.go_back(granted["back"])
+            elif "number" in self._arguments:
                 self._prompts.sent()
-            if "next" in granted:
+            if "group" not in granted:
                 self.ask()
             else:
                 self.ahead.extend([granted, *granted["more"]])

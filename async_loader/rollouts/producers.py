@@ -66,7 +66,8 @@ class ProducerMethods:
             A sequence is numbered by the table: generators that name it alike share it, and one
             that starts again goes on where they were. An iterable belongs to one generator; its
             values travel to the table (numbers, text, lists, dicts), and one that starts again
-            passes over those that were drawn.
+            passes over those that were drawn. It is iterated anew when the table is restored from
+            a save before.
         name : str
             Of the prompts, under which the table counts them.
         epochs : int | None
@@ -80,6 +81,8 @@ class ProducerMethods:
         ------
         Timeout
             Says who holds the slots.
+        ConfigError
+            The table was restored from a save before, and ``prompts`` is an iterator: begin again.
         """
         if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Iterable):
             raise ConfigError(f"prompts is {prompts!r}: give a sequence, as [{prompts!r}]")

@@ -353,6 +353,34 @@ def test_ranks_share_a_step_and_none_is_empty():
     assert table.stats().trained == 4
 
 
+@pytest.mark.parametrize("last", [5, 9])
+def test_prompts_of_an_iterable_come_again_when_the_table_is_from_before(last):
+    table = Rollouts(SCHEMA, batch=8, max_lag=3, size=1)
+
+    class Prompts:
+        def __iter__(self):
+            return iter(range(10))
+
+    def play(prompts):
+        seen = []
+        for group in table.groups(prompts):
+            seen.append(group.prompt)
+            group.append(tokens=[group.prompt], version=[0])
+            group.commit()
+            if len(seen) == 3:
+                state = table.state_dict()
+            if len(seen) == last + 1:
+                table.load_state_dict(state)
+        return seen
+
+    assert play(Prompts()) == [*range(last + 1), *range(3, 10)]
+    stats = table.stats()
+    assert (stats.drawn, stats.states["ready"]) == (10, 10)
+    table.clear()
+    with pytest.raises(ConfigError, match=f"prompt 3, this iterator to {last + 1}: begin the loop"):
+        play(iter(Prompts()))
+
+
 def test_a_step_that_no_rank_has_any_more_holds_up_no_other():
     table = Rollouts(SCHEMA, batch=2, max_lag=1)
     add(table, range(4))
