@@ -113,11 +113,8 @@ def unclaim(calls: Requests, request: Request, members: list[Any], done: list[An
     return {}
 
 
-def update(calls: Requests, request: Request, member: int | None = None) -> Found:
-    """Of one member, or by the ids ``index``."""
+def update(calls: Requests, request: Request) -> Found:
     values = dict(request.arrays)
-    if member is not None:
-        return _applied(int(calls.table.update_member(member, values)), 1)
     index = values.pop("index")
     return _applied(calls.table.update(index, values), len(index))
 

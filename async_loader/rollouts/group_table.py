@@ -14,7 +14,15 @@ from async_loader.errors import ConfigError, SchemaError
 from async_loader.rollouts.prompts import NEXT
 from async_loader.rollouts.schema import Array, Ragged
 from async_loader.rollouts.slots import GroupSettings, SlotTable
-from async_loader.rollouts.states import MEMBER_BITS, Columns, Cursor, Group, Prompt, State, by_group
+from async_loader.rollouts.states import (
+    MEMBER_BITS,
+    Columns,
+    Cursor,
+    Group,
+    Prompt,
+    State,
+    by_group,
+)
 
 _EXTENDED = 64
 """Calls of `GroupTable.extend` that may come again."""
@@ -271,46 +279,39 @@ class GroupTable(SlotTable):
                 self.end(group, reason, True)
 
     def update(self, index: Array, values: Mapping[str, Array]) -> int:
-        """Set fields of members, by their ids; return how many of these were there."""
-        applied = 0
+        """Set fields of members, by their ids; return how many of these were there.
+
+        A ragged field is that of one member, or of its group.
+        """
+        applied, ragged = 0, []
         for name, value in values.items():
-            if name in self.schema.ragged:
+            (known,) = self.schema.named("a table", (name,))
+            if not self.schema.is_ragged(known):
+                self._check_values(name, value, len(index))
+            elif len(index) != 1:
                 raise SchemaError(f"field {name!r} is ragged: it is set member by member")
-            self._check_values(name, value, len(index))
+            else:
+                ragged.append(name)
         for number, places in by_group(index):
             group = self.groups.get(number)
             members = index[places] & (MOST_MEMBERS - 1)
             if group is None or not len(group) or int(members.max()) >= len(group):
                 self.counts.late += len(places)
                 continue
+            for name in ragged:
+                rows = None if name in self.schema.group else int(group.lengths[members[0]])
+                self._check_values(name, values[name], rows)
             whole = len(members) == len(group) and (members == np.arange(len(group))).all()
             for name, value in values.items():
                 if name in self.schema.group:
-                    group.set(self.schema, name, None, value[places[0]].copy())
+                    one = value if name in ragged else value[places[0]].copy()
+                    group.set(self.schema, name, None, one)
                 else:
-                    group.set(self.schema, name, None if whole else members, value[places])
+                    one = value if name in ragged else value[places]
+                    group.set(self.schema, name, None if whole else members, one)
             self.note_fields(group)
             applied += len(places)
         return applied
-
-    def update_member(self, member: int, values: Mapping[str, Array]) -> bool:
-        """Set fields of one member, of any kind; return whether it was there."""
-        group = self.groups.get(member >> MEMBER_BITS)
-        number = member & (MOST_MEMBERS - 1)
-        if group is None or number >= len(group):
-            self.counts.late += 1
-            return False
-        for name, value in values.items():
-            rows = int(group.lengths[number]) if name in self.schema.ragged else None
-            self._check_values(name, value, rows)
-        for name, value in values.items():
-            if name in self.schema.group:
-                group.set(self.schema, name, None, value)
-            else:
-                one = value if name in self.schema.ragged else value[None]
-                group.set(self.schema, name, np.array([number]), one)
-        self.note_fields(group)
-        return True
 
     def note_fields(self, group: Group) -> None:
         self.changed = True

@@ -250,8 +250,11 @@ class Member(Mapping[str, Any]):
 
     def update(self, *, timeout_s: float | None = None, **fields: Any) -> bool:
         """Set fields; return False if the group has ended meanwhile. Raises SchemaError."""
-        arrays = {name: self._schema.array(name, one) for name, one in fields.items()}
-        asked = self._port.ask("update", {"member": self.index}, arrays)
+        arrays = {"index": np.array([self.index])}
+        for name, given in fields.items():
+            value = self._schema.array(name, given)
+            arrays[name] = value if self._schema.is_ragged(name) else value[None]
+        asked = self._port.ask("update", {}, arrays)
         return bool(self._port.answer(asked, timeout_s)[0]["applied"])
 
 

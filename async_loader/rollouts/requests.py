@@ -194,15 +194,6 @@ class Requests:
 
     # -- what there is -----------------------------------------------------------------------------
 
-    def signature(self) -> tuple[Any, ...]:
-        """Return what differs after a change that is saved."""
-        table, counts = self.table, self.table.counts
-        given_back = counts.given_back.total(), counts.ended.total()
-        return (
-            table.next_id, table.version, self.steps.number, counts.drawn, counts.trained,
-            counts.updates, len(table.waiting), given_back, table.count(State.READY),
-        )  # fmt: skip
-
     def status(self) -> dict[str, Any]:
         """Return the values of `RolloutStats`."""
         table, counts, now = self.table, self.table.counts, self.clock()

@@ -143,15 +143,12 @@ class RolloutSource:
             fields[int(group)][field] = value
         kept = [group for group in groups if self._keep(fields[group])]
         dropped = sorted(set(groups).difference(kept))
-        self._ask("judge", kept=kept, dropped=dropped)
-
-    def _ask(self, name: str, /, **arguments: Any) -> Any:
-        return self._port.answer(self._port.ask(name, arguments), self._port.timeout_s)
+        self._table._ask("judge", kept=kept, dropped=dropped)
 
     def _tell(self, name: str, /, **arguments: Any) -> None:
-        """As `_ask`, at an end, when the table may be gone: it has noticed then."""
+        """Ask at an end, when the table may be gone: it has noticed then."""
         try:
-            self._ask(name, **arguments)
+            self._table._ask(name, **arguments)
         except AsyncLoaderError:
             return
 

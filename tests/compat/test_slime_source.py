@@ -173,7 +173,7 @@ def test_a_group_that_is_not_finished_is_refused(table, args):
 
 
 def test_more_groups_than_the_learner_may_lag_behind_wait_for_it(table, args):
-    source = DataSource(args, table, Sample, timeout_s=0.1)
+    source = DataSource(args, table, Sample, timeout_s=1)
     with pytest.raises(Timeout, match="8 slots"):
         source.add_samples([[sample(one)] for one in range(9)])
     assert numbers(source.get_samples(4)) == [0, 1, 2, 3]

@@ -182,8 +182,8 @@ class RolloutMachine(RuleBasedStateMachine):
             assert found[1][f"{i}.tokens"].tolist() == (
                 tokens[member & ((1 << MEMBER_BITS) - 1)].tolist()
             )
-            value = np.array(number % 3, np.float32)
-            self.driver.ask("grader", "update", {"reward": value}, member=member)
+            values = {"index": np.array([member]), "reward": np.array([number % 3], np.float32)}
+            self.driver.ask("grader", "update", values)
             self.driver.ask(
                 "grader", "claim", needs=["tokens"], give=["reward"], name="", most=0, done=[member]
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -211,8 +211,8 @@ class RolloutTables:
         if self._save_at is not None and self._every_s is not None and now >= self._save_at:
             self._save_at = now + self._every_s
             for name in self.tables:
-                if name not in self._saving and self._has_changed(name):
-                    self._save(name, self._jobs.add)
+                if name not in self._saving and (state := self._unsaved(name)):
+                    self._save(name, state)
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Return the counts of each table, as `RolloutStats` has them."""
@@ -220,31 +220,31 @@ class RolloutTables:
 
     # -- saves -------------------------------------------------------------------------------------
 
-    def _has_changed(self, name: str) -> bool:
-        return self.tables[name].signature() != self._saved.get(name)
+    def _unsaved(self, name: str) -> dict[str, Any] | None:
+        """Return the state of a table that has changed since its save."""
+        state = state_of(self.tables[name])
+        return None if state["meta"] == self._saved.get(name) else state
 
-    def _save(self, name: str, run: Callable[..., Any]) -> None:
-        calls = self.tables[name]
-        folder, signature = self._folders.of(name, NEWEST), calls.signature()
-        state = state_of(calls)
+    def _save(self, name: str, state: dict[str, Any]) -> None:
+        folder = self._folders.of(name, NEWEST)
 
         def done(result: Any) -> None:
             self._saving.discard(name)
             if isinstance(result, BaseException):
                 _log.error("table %s was not saved: %s", name, result)
             else:
-                self._saved[name] = signature
+                self._saved[name] = state["meta"]
 
         self._saving.add(name)
-        run(lambda: write(folder, state), done)
+        self._jobs.add(lambda: write(folder, state), done)
 
     def save_all(self) -> str:
         """Save what has changed, at the end; return which tables were not saved, and why."""
         failed = []
         for name in self.tables if self._every_s is not None else ():
-            if self._has_changed(name):
+            if state := self._unsaved(name):
                 try:
-                    write(self._folders.of(name, NEWEST), state_of(self.tables[name]))
+                    write(self._folders.of(name, NEWEST), state)
                 except (AsyncLoaderError, OSError) as error:
                     failed.append(f"{name}: {error}")
         return "; ".join(failed)
