@@ -23,86 +23,82 @@ def shares(
     """
     if len(costs) < count:
         raise ConfigError(f"{len(costs)} items are too few for {count} shares: none may be empty")
-    made: list[list[int]] = [[] for _ in range(count)]
-    loads, filled = [0.0] * count, [0] * count
-    heap = [(0.0, i) for i in range(count)]
-    order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
-    for done, item in enumerate(order):
-        empty = sum(not one for one in made)
-        passed, place = [], -1
-        while heap:
-            load, i = heapq.heappop(heap)
-            passed.append((load, i))
-            if not made[i] or (filled[i] + sizes[item] <= most and empty < len(order) - done):
-                place = i
-                break
-        if place < 0:
-            raise ConfigError(f"{len(costs)} items do not fit into {count} shares of {most:g}")
-        for load, i in passed:
-            if i != place:
-                heapq.heappush(heap, (load, i))
-        made[place].append(item)
-        loads[place] += costs[item]
-        filled[place] += sizes[item]
-        heapq.heappush(heap, (loads[place], place))
-    _exchange(made, loads, filled, costs, sizes, most)
-    return [sorted(one) for one in made]
+    one = _Shares(costs, count, sizes, most)
+    one.fill()
+    one.exchange()
+    return [sorted(items) for items in one.made]
 
 
-def _exchange(
-    made: list[list[int]],
-    loads: list[float],
-    filled: list[int],
-    costs: Sequence[float],
-    sizes: Sequence[int],
-    most: float,
-) -> None:
-    """Move or exchange items between the most loaded share and others while that helps."""
-    for _ in range(_ROUNDS * len(made)):
-        high = max(range(len(made)), key=loads.__getitem__)
-        for low in sorted(range(len(made)), key=loads.__getitem__):
-            if (
-                low == high
-                or (best := _best(made, loads, filled, costs, sizes, most, high, low)) is None
-            ):
-                continue
-            give, take = best
-            for source, target, item in ((high, low, give), (low, high, take)):
-                if item is not None:
-                    made[source].remove(item)
-                    made[target].append(item)
-                    loads[source] -= costs[item]
-                    loads[target] += costs[item]
-                    filled[source] -= sizes[item]
-                    filled[target] += sizes[item]
-            break
-        else:
-            return
+class _Shares:
+    """Shares that are being made. Parameters: see `shares`."""
 
+    def __init__(
+        self, costs: Sequence[float], count: int, sizes: Sequence[int], most: float
+    ) -> None:
+        self.costs, self.sizes, self.most = costs, sizes, most
+        self.made: list[list[int]] = [[] for _ in range(count)]
+        self.loads, self.filled = [0.0] * count, [0] * count
 
-def _best(
-    made: list[list[int]],
-    loads: list[float],
-    filled: list[int],
-    costs: Sequence[float],
-    sizes: Sequence[int],
-    most: float,
-    high: int,
-    low: int,
-) -> tuple[int, int | None] | None:
-    """Return what to give and to take so that two shares differ least; ``None``: nothing helps."""
-    gap, best, least = loads[high] - loads[low], None, 1e-9 * max(1.0, loads[high])
-    gain = least
-    for give in made[high]:
-        for take in (None, *made[low]):
-            moved = costs[give] - (0.0 if take is None else costs[take])
-            more = sizes[give] - (0 if take is None else sizes[take])
-            if take is None and len(made[high]) == 1:
-                continue
-            better = gap - abs(gap - 2 * moved)
-            if better > gain and filled[low] + more <= most and filled[high] - more <= most:
-                gain, best = better, (give, take)
-    return best
+    def fill(self) -> None:
+        made, count = self.made, len(self.made)
+        heap = [(0.0, i) for i in range(count)]
+        order = sorted(range(len(self.costs)), key=lambda i: (-self.costs[i], i))
+        for done, item in enumerate(order):
+            empty = sum(not one for one in made)
+            passed, place = [], -1
+            while heap:
+                load, i = heapq.heappop(heap)
+                fits = self.filled[i] + self.sizes[item] <= self.most
+                if not made[i] or (fits and empty < len(order) - done):
+                    place = i
+                    break
+                passed.append((load, i))
+            if place < 0:
+                text = f"{len(order)} items do not fit into {count} shares of {self.most:g}"
+                raise ConfigError(text)
+            self._put(place, item)
+            for one in (*passed, (self.loads[place], place)):
+                heapq.heappush(heap, one)
+
+    def _put(self, place: int, item: int, sign: int = 1) -> None:
+        """Add an item to a share; ``sign=-1``: take it out."""
+        (self.made[place].append if sign > 0 else self.made[place].remove)(item)
+        self.loads[place] += sign * self.costs[item]
+        self.filled[place] += sign * self.sizes[item]
+
+    def exchange(self) -> None:
+        """Move or exchange items between the most loaded share and others while that helps."""
+        for _ in range(_ROUNDS * len(self.made)):
+            low_first = sorted(range(len(self.made)), key=self.loads.__getitem__)
+            high = max(range(len(self.made)), key=self.loads.__getitem__)
+            for low in low_first:
+                if low != high and (best := self._best(high, low)) is not None:
+                    for source, target, item in zip((high, low), (low, high), best, strict=True):
+                        if item is not None:
+                            self._put(source, item, -1)
+                            self._put(target, item)
+                    break
+            else:
+                return
+
+    def _best(self, high: int, low: int) -> tuple[int, int | None] | None:
+        """Return what to give and to take so that two shares differ least; ``None``: nothing
+        helps.
+        """
+        costs, sizes, most = self.costs, self.sizes, self.most
+        gap, best = self.loads[high] - self.loads[low], None
+        gain = 1e-9 * max(1.0, self.loads[high])
+        for give in self.made[high]:
+            for take in (None, *self.made[low]):
+                moved = costs[give] - (0.0 if take is None else costs[take])
+                more = sizes[give] - (0 if take is None else sizes[take])
+                if take is None and len(self.made[high]) == 1:
+                    continue
+                better = gap - abs(gap - 2 * moved)
+                fits = self.filled[low] + more <= most and self.filled[high] - more <= most
+                if better > gain and fits:
+                    gain, best = better, (give, take)
+        return best
 
 
 def micro_batches(
