@@ -257,10 +257,8 @@ class GroupTable(SlotTable):
         group.fill(self.schema)
         if "version" in self.schema.ragged and len(versions := group.columns.get("version", ())):
             group.version = min(group.version, max(0, int(np.min(versions))))
-        if self.over_stale(group):
-            self.end(group, "stale", self.settings.stale == "wait")
-            return
-        self.move(group, State.READY)
+        if not self.end_if_stale(group):
+            self.move(group, State.READY)
 
     def abort(self, owner: Hashable, group: int, reason: str, begun: bool = True) -> None:
         """Give up a reserved group: its prompt is given back."""

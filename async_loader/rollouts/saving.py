@@ -123,6 +123,7 @@ def restore(calls: Requests, state: Mapping[str, Any]) -> None:
         if group.times:
             group.state = State.TRAINED
             calls.steps.kept[group.id] = group
+        table.end_if_stale(group)  # a learner had it, while versions went on
     calls.advance()
 
 

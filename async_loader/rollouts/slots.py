@@ -211,6 +211,12 @@ class SlotTable(PromptLedger):
         lag = self.version - group.version
         return self.settings.stale != "mask" and lag > self.settings.max_lag and not group.times
 
+    def end_if_stale(self, group: Group) -> bool:
+        """End a group that is too old to be delivered; return whether it is."""
+        if over := self.over_stale(group):
+            self.end(group, "stale", self.settings.stale == "wait")
+        return over
+
     def publish(self, version: int) -> None:
         """There is a newer policy, or one of another run."""
         if version != self.version:
@@ -218,8 +224,8 @@ class SlotTable(PromptLedger):
         self.version = version
         for group in list(self.groups.values()):
             group.version = min(group.version, version)
-            if group.state in (State.RESERVED, State.READY) and self.over_stale(group):
-                self.end(group, "stale", self.settings.stale == "wait")
+            if group.state in (State.RESERVED, State.READY):
+                self.end_if_stale(group)
 
     def skip(self, keys: set[tuple[str, int]]) -> None:
         """These prompts were trained after the save that this table was restored from."""

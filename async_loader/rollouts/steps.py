@@ -359,8 +359,7 @@ class Steps:
                 table.changed = True
                 continue
             table.move(group, State.READY)
-            if table.over_stale(group):
-                table.end(group, "stale", table.settings.stale == "wait")
+            table.end_if_stale(group)
 
     def prioritize(self, groups: Array, priority: Array) -> int:
         """Set priorities of groups; return how many were there. Of one named twice, the largest."""

@@ -381,6 +381,16 @@ def test_prompts_of_an_iterable_come_again_when_the_table_is_from_before(last):
         play(iter(Prompts()))
 
 
+def test_a_group_that_became_too_old_at_a_learner_is_tried_again_after_a_load():
+    table = Rollouts(SCHEMA, batch=1, max_lag=1)
+    commit(table, reward=0)
+    table._port.answer(table._port.ask("draw", draw_of(table.source())))
+    table._ask("publish", version=2)
+    table.load_state_dict(table.state_dict())
+    stats = table.stats()
+    assert (stats.states["ready"], stats.prompts_waiting, stats.given_back) == (0, 1, {"stale": 1})
+
+
 def test_a_step_that_no_rank_has_any_more_holds_up_no_other():
     table = Rollouts(SCHEMA, batch=2, max_lag=1)
     add(table, range(4))
