@@ -50,7 +50,7 @@ def test_a_masked_array_is_refused_with_the_call_that_fills_it(make: Making, val
             call()
 
 
-@pytest.mark.parametrize("field", [Field((1 << 40,)), Field((1 << 70,))], ids=str)
+@pytest.mark.parametrize("field", [Field((1 << 40,)), Field((1 << 52,))], ids=str)
 def test_a_field_of_absurd_size_is_refused_before_anything_starts(field: Field) -> None:
     with pytest.raises((SchemaError, OutOfMemory), match=r"at most|are available"):
         ReplayBuffer(10, {"x": field})
