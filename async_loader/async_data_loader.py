@@ -25,7 +25,6 @@ from async_loader.pipeline.source_engine import SourceEngine
 from async_loader.pipeline.workers.thread_pool import gathering_threads
 from async_loader.pipeline.workers.work import WorkerType
 from async_loader.public_names import set_public_names
-from async_loader.shm.segment import check_fits
 from async_loader.source import Applied, Foresighted, Resumable, Source, Updating, finishes
 from async_loader.sources.columns import CallableSource, ColumnsSource
 from async_loader.stats import LoaderStats
@@ -54,7 +53,6 @@ set_public_names(globals())
 
 CLOSE_TIMEOUT_S = 10.0
 _STATE_VERSION = 1
-_MUCH = 64 << 20  # bytes of a batch, from which on its memory is checked first
 _UNDO_TIMEOUT_S = 5.0
 """Time to end the parts that a failed constructor had started."""
 
@@ -197,11 +195,10 @@ class AsyncDataLoader(Generic[B]):
         one_of("on_error", on_error, ("raise", "skip", "fatal"))
         one_of("worker_type", worker_type, ("process", "thread"))
         one_of("in_order", in_order, (True, False))
-        nbytes = _nbytes(self._source, self.batch_size)
         if num_workers is None:
             functions = (collate_fn, transform, worker_init_fn)
             plain = prefetch != 0 and all(one is None for one in functions)
-            num_workers = gathering_threads(nbytes) if plain else 0
+            num_workers = _gathering_threads(self._source, self.batch_size) if plain else 0
             worker_type = "thread" if num_workers else worker_type
         self.num_workers = whole("num_workers", num_workers, 0)
         limit, finish = seconds_or_none("timeout_s", timeout_s), _finish(batch_format, self.device)
@@ -511,14 +508,10 @@ def _arrays(value: object) -> Any:
     return tensors.to_array(value)
 
 
-def _nbytes(source: Source, batch_size: int) -> int:
-    """Return the bytes of a batch; 0 while they are unknown. Raises OutOfMemory."""
+def _gathering_threads(source: Source, batch_size: int) -> int:
     reader = source.reader()
     schema = None if reader is None else reader.schema
-    nbytes = 0 if schema is None else schema.nbytes * batch_size
-    if nbytes > _MUCH:
-        check_fits(nbytes, f"batch_size={batch_size:,}")
-    return nbytes
+    return 0 if schema is None else gathering_threads(schema.nbytes * batch_size)
 
 
 def _device(device: object) -> str:

@@ -29,6 +29,7 @@ from async_loader.pipeline.workers.sample_work import SampleTasks, SampleWork
 from async_loader.pipeline.workers.thread_pool import ThreadPool, WorkerStates
 from async_loader.pipeline.workers.work import WorkerConfig, WorkerType
 from async_loader.pipeline.workers.worker_pool import WorkerPool
+from async_loader.shm.segment import check_batch_fits
 from async_loader.source import AnyThread, Source
 from async_loader.stats import LoaderStats, StageStats, bottleneck
 
@@ -88,6 +89,8 @@ class SourceEngine:
         prefetch = max(1, prefetch)
         reader = source.reader()
         schema = None if reader is None else reader.schema
+        if schema is not None:
+            check_batch_fits(schema.nbytes * batch_size, f"batch_size={batch_size:,}")
 
         def config(number: int) -> WorkerConfig:
             work = SampleWork(source.reader(), collate_fn, worker_init_fn, seed, of_batch)

@@ -26,6 +26,8 @@ from async_loader.shm import hugepages
 from async_loader.shm.limits import available_bytes, human
 from async_loader.validation import require_linux
 
+_MUCH = 64 << 20  # bytes of a batch, from which on its memory is checked first
+
 
 class Segment:
     """Create with `create`, attach by unpickling in a process that is being spawned,
@@ -208,6 +210,12 @@ def check_fits(nbytes: int, purpose: str) -> None:
             f"{purpose}: needs {human(nbytes)}, {human(available)} are available: "
             "lower the capacity, batch_size or prefetch, or give the process more memory"
         )
+
+
+def check_batch_fits(nbytes: int, purpose: str) -> None:
+    """As `check_fits`, for a batch: a small one is made in less time than the check takes."""
+    if nbytes > _MUCH:
+        check_fits(nbytes, purpose)
 
 
 def _nameless_file(folder: str) -> int:

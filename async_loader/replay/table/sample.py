@@ -24,11 +24,10 @@ from async_loader.replay.table.sequence_sampler import SequenceSampler
 from async_loader.replay.table.table import Drawn
 from async_loader.replay.table.table_state import TableState
 from async_loader.replay.views import Sequences, View, checked_view, ragged, within
-from async_loader.shm.segment import check_fits
+from async_loader.shm.segment import check_batch_fits
 from async_loader.source import Window
 
 _KEPT_PLANS = 8
-_MUCH = 64 << 20  # bytes of a batch, from which on its memory is checked first
 
 
 class TableSampler(TableState):
@@ -184,7 +183,7 @@ class TableSampler(TableState):
             self._count(table, count)
         else:
             rows = count if sampler.repeats else min(count, table.items.rows)
-            _check_memory(reader, rows, f"batch_size={count:,}")
+            check_batch_fits(rows * reader.row_bytes, f"batch_size={count:,}")
             taken = self.now(sampler, count)
             if uses_up:
                 return self.complete(reader, taken, into)
@@ -238,7 +237,7 @@ class TableSampler(TableState):
             self.catch_up()
             ids = ids[self.table.find(ids) >= 0]
         reader = self.reader(read_plan)
-        _check_memory(reader, len(ids), f"{len(ids):,} ids")
+        check_batch_fits(len(ids) * reader.row_bytes, f"{len(ids):,} ids")
         into, gone = reader.take(ids)
         arrays = (
             [np.delete(array, gone, axis=0) for array in into.fields] if len(gone) else into.fields
@@ -307,13 +306,6 @@ class TableSampler(TableState):
             count,
             held,
         )
-
-
-def _check_memory(reader: ReplayReader, rows: int, what: str) -> None:
-    """Raise OutOfMemory if a batch of ``rows`` rows exceeds the free memory."""
-    nbytes = rows * reader.row_bytes
-    if nbytes > _MUCH:
-        check_fits(nbytes, what)
 
 
 def assembled(read_plan: ReadPlan, arrays: Sequence[Any]) -> dict[str, Any]:
